@@ -437,16 +437,24 @@ def attention_shape(
     return AttentionShape(mean(q), mean(unit), peak / (B * (T - first)), logit_std)
 
 # %% ../nbs/02_geometry.ipynb #f11f35fb
+def _root(A, ridge):
+    "L with L Lᵀ = A up to rounding: Cholesky, or eigenvectors where products in float32 left eigenvalues just below zero"
+    eye = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    L, info = torch.linalg.cholesky_ex(A + ridge[..., None, None] * eye)
+    if not bool(info.any()):
+        return L
+    s, U = torch.linalg.eigh(A)
+    if bool((s[..., 0] < -1e-5 * s.abs().amax(-1)).any()):
+        raise ValueError('the first matrix is not positive semi-definite; a second moment or a Gram matrix was wanted')
+    return U * s.clamp(min=0).sqrt()[..., None, :]
+
 def _product_spectrum(A, B):
     "Eigenvalues of A B, both symmetric positive semi-definite (..., d, d) float64: (..., d), descending"
     d = A.shape[-1]
     trace = lambda M: M.diagonal(dim1=-2, dim2=-1).sum(-1)
     number = torch.finfo(A.dtype)
     ridge = (8 * d * number.eps * trace(A)).clamp(min=number.tiny)  # (...), at the size of rounding
-    eye = torch.eye(d, dtype=A.dtype, device=A.device)
-    L, info = torch.linalg.cholesky_ex(A + ridge[..., None, None] * eye)  # (..., d, d)
-    if bool(info.any()):
-        raise ValueError('a second moment of the queries is not positive semi-definite')
+    L = _root(A, ridge)  # (..., d, d)
     S = L.mT @ B @ L
     s = torch.linalg.eigvalsh((S + S.mT) / 2).flip(-1)
     floor = (2 * ridge * trace(B))[..., None]

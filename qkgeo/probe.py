@@ -71,12 +71,11 @@ def sequence_grams(
     k: torch.Tensor,  # keys (B, H, T, d_head)
 ) -> tuple:  # QᵀQ, KᵀK with keys centred over the sequence, KᵀK as they are: (B, H, d_head, d_head) float64
     "Gram matrices of every sequence and head. The nonzero σ² of QKᵀ are the eigenvalues of (QᵀQ)(KᵀK)."
-    q, k = q.float() if q.dtype != torch.float64 else q, k.float() if k.dtype != torch.float64 else k
+    q, k = q.double(), k.double()  # products in float32 would blur the small singular values, which the effective rank sees
     mean = k.mean(-2, keepdim=True)  # (B, H, 1, d_head)
     centred = k - mean
-    kk = (centred.mT @ centred).double()
-    mean = mean.double()
-    return (q.mT @ q).double(), kk, kk + q.shape[-2] * (mean.mT @ mean)
+    kk = centred.mT @ centred
+    return q.mT @ q, kk, kk + q.shape[-2] * (mean.mT @ mean)
 
 # %% ../nbs/06_probe.ipynb #3d3a3447
 def _pad(x, width, dim):

@@ -9,11 +9,11 @@ __all__ = ['SCHEMA_VERSION', 'SIDES', 'WHEN', 'SCHEMA', 'ATTRIBUTES', 'AXES', 'S
 
 # %% ../nbs/01_results.ipynb #346c9bf4
 import functools, json, os, platform, subprocess, time, uuid, warnings
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import numpy as np, xarray as xr
+import netCDF4, numpy as np, xarray as xr
 
 from .config import TrainConfig, control_label, from_json, run_id, to_json
 
@@ -190,18 +190,25 @@ def check_schema(
     ds: xr.Dataset,  # one run, or a cube of runs
 ) -> xr.Dataset:  # the same, untouched
     "Raise `SchemaError` with one line per fault unless `ds` has every variable, dimension, coordinate and attribute."
-    faults = [f"variable {n} is missing" for n in SCHEMA if n not in ds]
-    for name in (n for n in SCHEMA if n in ds):
-        dims, wanted = ds[name].dims, tuple(SCHEMA[name][0].split())
-        if tuple(d for d in dims if d not in _OUTER) != wanted: faults.append(f"{name}: dimensions {dims} came, {wanted} were wanted")
-        faults += [f"{name}: attribute {a!r} is missing" for a in ("long_name", "units") if a not in ds[name].attrs]
-    faults += [f"dimension {d} has no coordinate" for d in ds.sizes if d not in ds.coords]
-    faults += [f"attribute {a!r} is missing" for a in ATTRIBUTES if a not in ds.attrs]
-    if "side" in ds.coords and tuple(ds.side.values) != SIDES: faults.append(f"side: {tuple(ds.side.values)} came, {SIDES} was wanted")
-    if "step" in ds.coords and (ds.step.dtype.kind != "i" or (np.diff(ds.step) <= 0).any()):
-        faults.append(f"step: whole numbers in rising order were wanted, {ds.step.dtype} came")
+    faults = _faults({n: (v.dims, v.attrs) for n, v in ds.variables.items()}, ds.sizes, {n: v.values for n, v in ds.coords.items()}, ds.attrs)
     if faults: raise SchemaError("this dataset is not in the schema:\n  " + "\n  ".join(faults))
     return ds
+
+
+def _faults(variables, sizes, coords, attrs):
+    "What does not fit the schema; `variables` are name → (dimensions, attributes)."
+    faults = [f"variable {n} is missing" for n in SCHEMA if n not in variables]
+    for name in (n for n in SCHEMA if n in variables):
+        (dims, has), wanted = variables[name], tuple(SCHEMA[name][0].split())
+        if tuple(d for d in dims if d not in _OUTER) != wanted: faults.append(f"{name}: dimensions {dims} came, {wanted} were wanted")
+        faults += [f"{name}: attribute {a!r} is missing" for a in ("long_name", "units") if a not in has]
+    faults += [f"dimension {d} has no coordinate" for d in sizes if d not in coords]
+    faults += [f"attribute {a!r} is missing" for a in ATTRIBUTES if a not in attrs]
+    side, step = coords.get("side"), coords.get("step")
+    if side is not None and tuple(side) != SIDES: faults.append(f"side: {tuple(side)} came, {SIDES} was wanted")
+    if step is not None and (step.dtype.kind != "i" or (np.diff(step) <= 0).any()):
+        faults.append(f"step: whole numbers in rising order were wanted, {step.dtype} came")
+    return faults
 
 
 AXES = ("depth", "qk_init", "control", "seed")
@@ -316,17 +323,44 @@ def find_results(
     return found, {"missing": missing, "duplicate": twice, "unreadable": {}}
 
 # %% ../nbs/01_results.ipynb #d199b7d5
-def _load_all(found, report, strict):
-    "Datasets by run id; unreadable files go into the report, or raise when nothing may be left out."
+@dataclass
+class _View:
+    "One run as plain arrays."
+    attrs: dict
+    coords: dict  # name → values
+    arrays: dict  # name → values
+
+
+def _view(ds):
+    "A dataset as plain arrays."
+    return _View(ds.attrs, {n: v.values for n, v in ds.coords.items()}, {n: ds[n].values for n in SCHEMA})
+
+
+def _read(path, arrays=True):
+    "A run's file as plain arrays, without xarray's decoding, which takes most of the time of a small file. Anything unusual is left to `load`."
+    try:
+        with netCDF4.Dataset(path) as f:
+            f.set_auto_maskandscale(False)
+            attrs = {n: f.getncattr(n) for n in f.ncattrs()}
+            coords = {d: f.variables[d][...] for d in f.dimensions if d in f.variables}
+            faults = _faults({n: (v.dimensions, v.ncattrs()) for n, v in f.variables.items()}, f.dimensions, coords, attrs)
+            if not faults and attrs["schema_version"] == SCHEMA_VERSION:
+                return _View(attrs, coords, {n: f.variables[n][...] for n in SCHEMA} if arrays else {})
+    except Exception: pass  # the netCDF library raises what it likes on damaged files; `load` says it well
+    return _view(load(path))
+
+
+def _load_all(found, report, strict, arrays=True):
+    "Runs by run id; unreadable files go into the report, or raise when nothing may be left out."
     loaded = {}
     for name, path in found.items():
-        try: ds = load(path)
+        try: run = _read(path, arrays)
         except (SchemaError, OSError) as e:
             if strict: raise
             report["unreadable"][name] = str(e)
             continue
-        if ds.attrs["run_id"] != name: report["unreadable"][name] = f"{path}: holds run {ds.attrs['run_id']}, not the run its folder is named after"
-        else: loaded[name] = ds
+        if run.attrs["run_id"] != name: report["unreadable"][name] = f"{path}: holds run {run.attrs['run_id']}, not the run its folder is named after"
+        else: loaded[name] = run
     return loaded
 
 
@@ -345,14 +379,16 @@ def collect(
     folder,  # searched with all folders below
     runs=None,  # configurations that ought to be there; by default those in `runs.json`
     strict: bool = False,  # raise on the first unreadable file instead of reporting it
+    zarr=None,  # new folder to write the cube to as Zarr, run by run, for what does not fit in memory; it is opened lazily
 ) -> xr.Dataset:  # dims depth, qk_init, control, seed + those of a run; attribute `report`: what is missing, as JSON
     "Gather all runs below a folder into one cube. Holes are NaN and are named in the report and a warning."
     found, report = find_results(folder, runs)
     if report["duplicate"]:
         raise ValueError("the same run was found twice; delete one of each:\n  " + "\n  ".join(" and ".join(p) for p in report["duplicate"].values()))
-    loaded = _load_all(found, report, strict)
+    loaded = _load_all(found, report, strict, arrays=zarr is None)
     if not loaded: raise FileNotFoundError(f"{folder}: no readable result.nc below it. {json.dumps(report)}")
-    return combine(list(loaded.values()), report)
+    if zarr is not None: return _to_zarr(loaded, found, report, strict, Path(zarr))
+    return _assemble(list(loaded.values()), report)
 
 # %% ../nbs/01_results.ipynb #e21c296c
 def combine(
@@ -360,44 +396,69 @@ def combine(
     report: dict | None = None,  # what is already known to be missing
 ) -> xr.Dataset:  # the cube
     "Put runs at their places along depth, qk_init, control and seed."
-    configs = [_read_config(ds.attrs["config"]) for ds in runs]
+    return _assemble([_view(ds) for ds in runs], report or {"missing": [], "duplicate": {}, "unreadable": {}})
+
+
+def _layout(runs, report):
+    "Where everything goes: places of the runs, coordinates of the cube, run ids, attributes."
+    configs = [_read_config(r.attrs["config"]) for r in runs]
     _refuse_mixed(configs)
-    places = [_place(c) for c in configs]
-    for i, place in enumerate(places):
-        if place in places[:i]: raise ValueError(f"the same run came twice: {dict(zip(AXES, place))}. Leave one of them out.")
+    places, seen = [_place(c) for c in configs], set()
+    for place in places:
+        if place in seen: raise ValueError(f"the same run came twice: {dict(zip(AXES, place))}. Leave one of them out.")
+        seen.add(place)
     axes = {a: sorted({p[i] for p in places}) for i, a in enumerate(AXES)}
-    inner = {d: sorted({v for ds in runs for v in ds[d].values.tolist()}) for d in ("step", "layer", "head", "rank")}
+    inner = {d: sorted(set().union(*({*r.coords[d].tolist()} for r in runs))) for d in ("step", "layer", "head", "rank")}
     coords = axes | inner | {"side": list(SIDES), "when": list(WHEN)}
-    cube = {n: _filled(n, runs, places, coords) for n in SCHEMA}
-    cube["run_id"] = _filled_ids(runs, places, axes)
-    coords |= _control_fields(configs, axes["control"])
-    lacking = {ds.attrs["run_id"]: sorted(set(inner["step"]) - set(ds.step.values.tolist())) for ds in runs}
-    report = (report or {"missing": [], "duplicate": {}, "unreadable": {}}) | {"unequal_steps": {n: v for n, v in lacking.items() if v}}
-    out = xr.Dataset(cube, coords=coords, attrs=_shared(runs) | {"report": json.dumps(report), "n_runs": len(runs)})
+    lacking = {r.attrs["run_id"]: sorted(set(inner["step"]) - set(r.coords["step"].tolist())) for r in runs}
+    report = report | {"unequal_steps": {n: v for n, v in lacking.items() if v}}
+    frame = xr.Dataset({"run_id": _filled_ids(runs, places, axes)}, coords=coords | _control_fields(configs, axes["control"]),
+                       attrs=_shared(runs) | {"report": json.dumps(report), "n_runs": len(runs)})
+    return places, coords, frame, report
+
+
+def _assemble(runs, report):
+    "The cube in memory."
+    places, coords, frame, report = _layout(runs, report)
+    where = {d: {v: i for i, v in enumerate(values)} for d, values in coords.items()}
+    spots = [_spots(r, p, where) for r, p in zip(runs, places)]
+    out = frame.assign({n: _filled(n, runs, spots, coords) for n in SCHEMA})[[*SCHEMA, "run_id"]]
     _warn(report)
     return out
 
 # %% ../nbs/01_results.ipynb #6278a139
-def _filled(name, runs, places, coords):
+def _spots(run, place, where):
+    "Index of a run along each dimension of the cube; a full slice where the run has all there is."
+    at = {a: where[a][v] for a, v in zip(AXES, place)} | {"side": slice(None), "when": slice(None)}
+    for d in ("step", "layer", "head", "rank"):
+        own = run.coords[d].tolist()
+        at[d] = slice(None) if own == list(where[d]) else np.array([where[d][v] for v in own], dtype=int)
+    return at
+
+
+def _index(spots, dims, sizes):
+    "Where one run's values of a variable with `dims` go in the cube."
+    outer, inner = tuple(spots[a] for a in AXES), [spots[d] for d in dims]
+    if all(isinstance(i, slice) for i in inner): return outer + tuple(inner)
+    return outer + np.ix_(*[np.arange(sizes[d]) if isinstance(i, slice) else i for d, i in zip(dims, inner)])
+
+
+def _filled(name, runs, spots, coords):
     "One variable of the cube: NaN (0 for counts) where there is no run."
     dims, units, long_name = SCHEMA[name]
     outer, dims = list(AXES), dims.split()
-    kind = runs[0][name].dtype
-    shape = [len(coords[d]) for d in outer + dims]
-    values = np.full(shape, np.nan if kind.kind == "f" else 0, dtype=kind)
-    where = {d: {v: i for i, v in enumerate(coords[d])} for d in outer + dims}
-    for ds, place in zip(runs, places):
-        at = tuple(where[a][p] for a, p in zip(AXES, place))
-        spots = [np.array([where[d][v] for v in ds[d].values.tolist()], dtype=int) for d in dims]
-        values[at + (np.ix_(*spots) if spots else ())] = ds[name].values
+    kind = runs[0].arrays[name].dtype
+    values = np.full([len(coords[d]) for d in outer + dims], np.nan if kind.kind == "f" else 0, dtype=kind)
+    sizes = dict(zip(outer + dims, values.shape))
+    for run, spot in zip(runs, spots): values[_index(spot, dims, sizes)] = run.arrays[name]
     return (outer + dims, values, {"long_name": long_name, "units": units})
 
 
 def _filled_ids(runs, places, axes):
     "Run ids at their places, '' where there is no run."
-    ids = xr.DataArray(np.full([len(axes[a]) for a in AXES], "", dtype=object), coords=axes, dims=AXES)
-    for ds, place in zip(runs, places): ids.loc[dict(zip(AXES, place))] = ds.attrs["run_id"]
-    return ids.astype(str)
+    ids, where = np.full([len(axes[a]) for a in AXES], "", dtype=object), {a: {v: i for i, v in enumerate(axes[a])} for a in AXES}
+    for r, place in zip(runs, places): ids[tuple(where[a][v] for a, v in zip(AXES, place))] = r.attrs["run_id"]
+    return (AXES, ids.astype(str))
 
 
 def _control_fields(configs, labels):
@@ -421,9 +482,10 @@ def _shared(runs):
 
 
 def _warn(report):
-    "One warning that names everything that is not as listed."
-    named = [f"{kind}: {', '.join(map(str, what))}" for kind, what in report.items() if what]
-    if named: warnings.warn("collected with gaps. " + "; ".join(named), stacklevel=3)
+    "One warning that names what is not as listed; the report names all of it."
+    shorten = lambda names: [*names[:20], *([f"and {len(names) - 20} more, named in the attribute report"] if len(names) > 20 else [])]
+    named = [f"{kind}: {', '.join(shorten([*map(str, what)]))}" for kind, what in report.items() if what]
+    if named: warnings.warn("collected with gaps. " + "; ".join(named), stacklevel=4)
 
 # %% ../nbs/01_results.ipynb #138877fa
 def final(
@@ -434,3 +496,43 @@ def final(
     if "step" not in ds.dims: return ds
     last = ds.step.where(ds.notnull()).max("step")
     return ds.where(ds.step == last).sum("step", min_count=1, keep_attrs=True)
+
+# %% ../nbs/01_results.ipynb #02eff82a
+def _to_zarr(runs, found, report, strict, path):
+    "Write the cube run by run; opened lazily."
+    try: import zarr
+    except ImportError: raise ModuleNotFoundError("collect with zarr needs the package zarr: pip install 'qkgeo[dev]'") from None
+    if path.exists(): raise FileExistsError(f"{path} is there already. Delete it, or choose another folder.")
+    places, coords, frame, report = _layout(list(runs.values()), report)
+    draft, sizes = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"), {d: len(v) for d, v in coords.items()}
+    frame.to_zarr(draft, zarr_format=2, consolidated=False)
+    group, arrays = zarr.open_group(draft, mode="a", zarr_format=2), {}
+    for name, (dims, units, long_name) in SCHEMA.items():
+        dims = [*AXES, *dims.split()]
+        kind = np.dtype(np.float32 if "spectrum" in name else np.int64 if name.startswith("n_") else np.float64)
+        shape, note = [sizes[d] for d in dims], {"_ARRAY_DIMENSIONS": dims, "units": units, "long_name": long_name}
+        chunk, gap = [1] * len(AXES) + shape[len(AXES):], np.nan if kind.kind == "f" else None
+        arrays[name] = group.create_array(name, shape=shape, chunks=chunk, dtype=kind, fill_value=gap, attributes=note)
+        if gap is None: arrays[name][...] = 0
+    _fill_zarr(arrays, runs, found, places, coords, report, strict)
+    group.attrs["report"] = json.dumps(report)
+    _warn(report)
+    os.replace(draft, path)
+    return xr.open_zarr(path, chunks=None, consolidated=False)
+
+
+def _fill_zarr(arrays, runs, found, places, coords, report, strict):
+    "Read the runs one by one into their places; one whose data turn out damaged stays a hole and is named."
+    sizes, where = {d: len(v) for d, v in coords.items()}, {d: {v: i for i, v in enumerate(values)} for d, values in coords.items()}
+    for (name, head), place in zip(runs.items(), places):
+        spots = _spots(head, place, where)
+        try: run = _read(found[name])
+        except (SchemaError, OSError) as e:
+            if strict: raise
+            report["unreadable"][name] = str(e)
+            continue
+        for n, array in arrays.items():
+            dims = SCHEMA[n][0].split()
+            block = np.full([sizes[d] for d in dims], np.nan if array.dtype.kind == "f" else 0, array.dtype)
+            block[tuple(_index(spots, dims, sizes)[len(AXES):]) or ...] = run.arrays[n]
+            array[tuple(spots[a] for a in AXES)] = block
