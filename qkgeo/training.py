@@ -9,7 +9,7 @@ __all__ = ['learning_rate', 'probe_steps', 'batch_at', 'make_model', 'make_optim
            'train']
 
 # %% ../nbs/08_training.ipynb #5424d284
-import json, math, os, sys, time, warnings
+import json, math, os, signal, sys, threading, time, warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -375,20 +375,43 @@ def train(
         return _train(run, folder, [t.to(run.device) for t in batch], Progress(run, folder, show), watch)
 
 # %% ../nbs/08_training.ipynb #68ff0937
+class _Asked(KeyboardInterrupt):
+    "An interrupt that was obeyed between two steps."
+
+
+@contextmanager
+def _stop_between_steps():
+    "Give a function that raises `_Asked` if an interrupt has come. Outside the main thread interrupts stay as they are."
+    asked = []
+    def note(number, frame):
+        if asked: raise KeyboardInterrupt
+        asked.append(number)
+    def obey():
+        if asked: raise _Asked
+    if threading.current_thread() is not threading.main_thread():
+        yield obey
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try: yield obey
+    finally: signal.signal(signal.SIGINT, before)
+
+# %% ../nbs/08_training.ipynb #e0dd8fb7
 def _train(run, folder, batch, tell, watch):
     "The loop from where `run` is to the end, with probes, checkpoints and an orderly end in every case."
     cfg, probes = run.cfg, set(probe_steps(run.cfg))
     try:
-        while True:
-            if run.step in probes and not (run.rows and int(run.rows[-1]["step"]) == run.step):
-                look(run, batch)
-                if watch: watch(run)
-            if run.step == cfg.steps: break
-            if not math.isfinite(update(run)): raise TrainingFailed(f"the loss was not finite at step {run.step}")
-            tell()
-            if run.step % cfg.checkpoint_every == 0: save_checkpoint(run, folder, tell.wall_time_s)
+        with _stop_between_steps() as obey:
+            while True:
+                if run.step in probes and not (run.rows and int(run.rows[-1]["step"]) == run.step):
+                    look(run, batch)
+                    if watch: watch(run)
+                obey()
+                if run.step == cfg.steps: break
+                if not math.isfinite(update(run)): raise TrainingFailed(f"the loss was not finite at step {run.step}")
+                tell()
+                if run.step % cfg.checkpoint_every == 0: save_checkpoint(run, folder, tell.wall_time_s)
     except (TrainingFailed, NotFinite) as e: _give_up(run, folder, tell, e)
-    except KeyboardInterrupt:
+    except _Asked:
         save_checkpoint(run, folder, tell.wall_time_s)
         tell("interrupted", force=True)
         raise
