@@ -279,10 +279,10 @@ def _pairings(ds, key, outcome, design):
     "Rank correlation of a key variable with an outcome: over seed and shift; shift 0 is the head itself, the others are other heads of its layer."
     a = ds[key].sel(side="key", drop=True) if "side" in ds[key].dims else ds[key]
     b = ds[outcome] * (-1 if outcome == "peak" else 1)
-    if design == "final step": a, b = a.isel(step=-1), b.isel(step=-1)
+    if design in ("final step", "step 0"): a, b = (x.isel(step=-1) if design == "final step" else x.sel(step=0, drop=True) for x in (a, b))
     if design == "differences": a, b = a.diff("step"), b.diff("step")
     shifted = xr.concat([a.roll(head=i) for i in range(ds.sizes["head"])], "shift")
-    r = rank_correlation(shifted, b, ["layer", "head"] if design == "final step" else "step")
+    r = rank_correlation(shifted, b, ["layer", "head"] if design in ("final step", "step 0") else "step")
     return _within_seed(r.mean([d for d in ("layer", "head") if d in r.dims]), keep=["shift"])
 
 
@@ -298,6 +298,10 @@ def _c3(ds, window):
         over = "consecutive probe steps, per head" if design == "differences" else "heads and layers at the last step"
         text = f"Spearman of pr of keys with {outcome} over {over}, minus the same for other heads of the layer; mean in a seed."
         rows.append(_part("C3", f"{words}, {design}", _above(_pairings(ds, "pr", outcome, design)), 1, text, decides=design == "differences"))
+        if design == "differences" or 0 not in ds.step.values: continue
+        last, first = (_above(_pairings(ds, "pr", outcome, at), null=False).drop_vars("step", errors="ignore") for at in (design, "step 0"))
+        text = f"Spearman of pr of keys with {outcome} over {over}, minus the same at step 0, before training; mean in a seed."
+        rows.append(_part("C3", f"{words}, {design}, above untrained", last - first, 1, text, decides=False))
     return rows
 
 # %% ../nbs/10_claims.ipynb #20494854
@@ -371,6 +375,8 @@ def _contrast(ds, label, layers):
     for name in ("entropy_unit", "peak", "logit_std", "val_loss"):
         other = paired(_difference(ds, label, name, layers=layers), n_resamples=0)
         row |= {name: float(other.effect), f"{name}_low": float(other.low), f"{name}_high": float(other.high)}
+    ratio = paired(_difference(ds.assign(energy=np.log(ds.energy.where(ds.energy > 0))), label, "energy", layers=layers), n_resamples=0)
+    row |= {"energy": float(ratio.effect), "energy_low": float(ratio.low), "energy_high": float(ratio.high)}
     matched = paired(_difference(ds, label, matching="loss", layers=layers), n_resamples=0)
     row |= {"matched_loss": float(matched.effect), "matched_loss_low": float(matched.low), "matched_loss_high": float(matched.high)}
     for words, name in (("moved", _edited(fields)), ("moved_keys", "pr")):
@@ -387,7 +393,7 @@ def contrasts(
     ds: xr.Dataset,  # a cube with `none` and other controls
     primary: dict = PRIMARY,  # direction → label of the arm named beforehand
     layers: str = "all",  # or "upper half"
-) -> xr.Dataset:  # dim contrast: effect on entropy and on other outcomes, manipulation checks, p, p_holm, n
+) -> xr.Dataset:  # dim contrast: effect on entropy and on other outcomes (energy: log-ratio, keys), manipulation checks, p, p_holm, n
     "Every controlled arm against the uncontrolled runs, paired by seed. Raises ValueError without arms or without `none`."
     labels = [str(c) for c in ds.control.values] if "control" in ds.dims else []
     if "none" not in labels or len(labels) < 2:
@@ -402,6 +408,21 @@ def _table(records, dim):
     return xr.Dataset({k: (dim, [r[k] for r in records]) for k in records[0] if k != dim}, coords={dim: [r[dim] for r in records]})
 
 # %% ../nbs/10_claims.ipynb #32b3022f
+def _placebos(ds):
+    "Labels of the placebo arms of a cube."
+    return [str(c) for c in ds.control.values if c != "none" and _fields(ds, str(c))["mode"] in ("compensate", "sham")]
+
+
+def _beyond(ds, entropy, label, name, sign):
+    "Parts that compare an arm with each placebo, and the reasons why its verdict does not hold against them."
+    said, rows, reasons = verdict(paired(entropy, n_resamples=0), sign), [], []
+    for placebo in _placebos(ds):
+        over, text = entropy - _difference(ds, placebo), f"entropy at the last step, {label} minus {placebo}, same seed."
+        rows.append(_part("C4", f"{name}, beyond placebo {placebo}", over, sign, text, decides=False))
+        if rows[-1]["verdict"] not in (said, "not run"): reasons.append(f"its effect does not exceed that of placebo {placebo}")
+    return rows, reasons if said in ("supported", "contradicted") else []
+
+# %% ../nbs/10_claims.ipynb #5b9704b2
 def _c4_direction(ds, direction, label, sign):
     "Parts of one direction of C4: the entropy decides, checks and other readings stand beside."
     fields, word = _fields(ds, label), "sharpens" if sign < 0 else "softens"
@@ -413,11 +434,12 @@ def _c4_direction(ds, direction, label, sign):
         if rows[-1]["verdict"] != "supported": failed.append(f"{quantity} did not move as meant ({int((way > 0).sum())} of {int(way.notnull().sum())} seeds)")
     text = f"entropy at the last step, {label} minus none, same seed."
     entropy = _difference(ds, label)
-    rows.insert(0, _part("C4", name, entropy, sign, text, reason=" and ".join(failed)))
+    beyond, reasons = _beyond(ds, entropy, label, name, sign)
+    rows.insert(0, _part("C4", name, entropy, sign, text, reason=" and ".join(failed + reasons)))
     beside = {"matched loss": (_difference(ds, label, matching="loss"), f"entropy, {label} minus none, at equal validation loss."),
               "first five seeds": (entropy.isel(seed=slice(0, 5)), text),
               "unit logits": (_difference(ds, label, "entropy_unit"), f"entropy_unit at the last step, {label} minus none.")}
-    return rows + [_part("C4", f"{name}, {words}", x, sign, said, decides=False) for words, (x, said) in beside.items()]
+    return rows + beyond + [_part("C4", f"{name}, {words}", x, sign, said, decides=False) for words, (x, said) in beside.items()]
 
 
 def _c4(ds, primary):
@@ -428,10 +450,9 @@ def _c4(ds, primary):
         there = "none" in labels and primary[direction] in labels
         why = f"arm {primary[direction]} or its uncontrolled runs are not among {', '.join(labels) or 'the runs'}"
         rows += _c4_direction(ds, direction, primary[direction], sign) if there else [_not_run("C4", direction, why)]
-    for label in labels if "none" in labels else []:
-        if label != "none" and _fields(ds, label)["mode"] in ("compensate", "sham"):
-            said = f"entropy, placebo {label} minus none; no sign is predicted."
-            rows.append(_part("C4", f"placebo {label}", _difference(ds, label), 0, said, decides=False))
+    for label in _placebos(ds) if "none" in labels else []:
+        said = f"entropy, placebo {label} minus none; no sign is predicted."
+        rows.append(_part("C4", f"placebo {label}", _difference(ds, label), 0, said, decides=False))
     return rows
 
 # %% ../nbs/10_claims.ipynb #7c949337
@@ -538,6 +559,10 @@ def _c6(ds, series):
         text = f"across heads at the last step, Spearman of {{}} with entropy given layer and logit_std; the unit is the {unit}."
         readings = {"link": ("interaction_erank", of["interaction_erank"], decides), "QKᵀ": ("qk_erank", of["qk_erank"], False),
                     "link above null": ("interaction_erank, minus its null,", of["interaction_erank"] - of["interaction_erank_null"], decides)}
+        if unit == "seed" and 0 in ds.step.values:
+            for name, rank in (("link", "interaction_erank"), ("QKᵀ", "qk_erank")):
+                untrained = _within_seed(head_link(ds.sel(step=[0]), rank))
+                readings[f"{name} above untrained"] = f"{rank}, minus the same at step 0 before training,", of[rank] - untrained, False
         rows += [_part("C6", f"{name}{words}", x, 1, text.format(what), decides=d, dim=unit) for name, (what, x, d) in readings.items()]
     if any(r["decides"] for r in rows): return rows
     return [_not_run("C6", "link", "no pretrained model was given; small GPTs stand beside"), *rows]

@@ -7,7 +7,7 @@ __all__ = ['MODES', 'ConfigError', 'nearest', 'coerce', 'TrainConfig', 'config',
            'control_label', 'ParameterGuard']
 
 # %% ../nbs/00_config.ipynb #c131e2bb
-import dataclasses, difflib, hashlib, json, math, numbers, re
+import dataclasses, difflib, hashlib, json, math, numbers, os, re
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,7 +125,7 @@ class TrainConfig(_ModelAndTraining):
     control_rule: str = _field("preserve", str, "what the energy is held to while PR moves", choices=("preserve", "initial", "logit", "top"))
     control_unit: str = _field("head", str, "each head by itself, or the layer jointly", choices=("head", "layer"))
     control_target: float | None = _field(None, float, "PR for target and compensate; rank for truncate", 1.0, 16384.0, optional=True)
-    control_factor: float = _field(0.5, float, "shrink: part of PR - 1 that is left; scale: energy over that of step 0", 0.0, 100.0)
+    control_factor: float | None = _field(None, float, "shrink: part of PR - 1 that is left (0.5); scale: energy over step 0's (1)", 0.0, 100.0, optional=True)
     control_strength: float = _field(0.01, float, "weight of the penalty in the loss", 0.0, 1e6)
     control_layers: str = _field("all", str, "all, or layer numbers such as 0,2")
     control_every: int = _field(10, int, "optimizer steps between applications", 1, 10**8)
@@ -144,6 +144,8 @@ class TrainConfig(_ModelAndTraining):
             try: object.__setattr__(self, f.name, coerce(f.name, getattr(self, f.name), f.metadata))
             except ConfigError as e: faults.append(str(e))
         faults = faults or _cross_checks(self)
+        if self.control_factor == {"shrink": 0.5, "scale": 1.0}.get(self.control): object.__setattr__(self, "control_factor", None)
+        if not faults and ("/" in self.corpus or os.sep in self.corpus): object.__setattr__(self, "corpus", os.path.normpath(self.corpus))
         if faults: raise ConfigError("\n".join(faults))
 
 # %% ../nbs/00_config.ipynb #a915a28c
@@ -170,6 +172,10 @@ def _cross_checks(cfg):
         if not getattr(cfg, name).strip(): faults.append(f"{name}: empty text came; leave it out to use the default.")
     return faults + [f for f in [_scale_fault(cfg.init_scale)] if f] + _control_faults(cfg)
 
+# %% ../nbs/00_config.ipynb #2d205b81
+_READ_BY = {"control_target": ("target", "truncate", "compensate"), "control_factor": ("shrink", "scale"),
+            "control_strength": ("penalty-low", "penalty-hold"), "control_reference": ("shrink",)}
+
 
 def _control_faults(cfg):
     "Faults of the control fields: a target where one is needed, layers that exist, nothing set that would be ignored."
@@ -178,12 +184,16 @@ def _control_faults(cfg):
         faults.append(f"{given[0]}: set, but control is 'none'. Choose a control among {', '.join(MODES[1:])}, or leave {given[0]} out.")
     if cfg.control in ("target", "truncate") and cfg.control_target is None:
         faults.append(f"control_target: control {cfg.control!r} needs a number; give a PR (target) or a rank (truncate).")
-    if cfg.control not in ("target", "truncate", "compensate") and cfg.control_target is not None and cfg.control != "none":
-        faults.append(f"control_target: {cfg.control_target} came, but control {cfg.control!r} takes no target. Leave it out.")
+    for name, modes in _READ_BY.items():
+        if name in given and cfg.control not in (*modes, "none"):
+            faults.append(f"{name}: {getattr(cfg, name)} came, but control {cfg.control!r} takes none; only {', '.join(modes)} do. Leave it out.")
+    first = cfg.control_start or cfg.control_every
+    if not cfg.control.startswith(("none", "penalty")) and first > cfg.steps:
+        faults.append(f"control_{'start' if cfg.control_start else 'every'}: the controller would first act at step {first}, after the last one, {cfg.steps}.")
     widest = cfg.d_model if cfg.control_unit == "layer" else cfg.d_model // cfg.n_head
     if (cfg.control_target or 1) > widest: faults.append(f"control_target: {cfg.control_target} came, at most {widest} dimensions are there.")
     for part in cfg.control_layers.split(",") if cfg.control_layers != "all" else []:
-        if not part.strip().isdigit() or int(part) >= cfg.depth:
+        if not re.fullmatch(r"[0-9]{1,6}", part.strip()) or int(part) >= cfg.depth:
             faults.append(f"control_layers: {part.strip()!r} is no layer of a model of depth {cfg.depth}; use all, or numbers from 0 to {cfg.depth - 1}.")
     return faults
 
@@ -241,7 +251,7 @@ def control_label(
     if cfg.control == "none": return "none"
     main = ("control_side", "control_space", "control_rule")
     rest = [f for f in dataclasses.fields(cfg) if f.name.startswith("control_") and f.name not in main and f.metadata["names_run"]]
-    extra = [f"{f.name[8:]}{getattr(cfg, f.name):g}" if f.metadata["kind"] is not str else f"{f.name[8:]}{getattr(cfg, f.name)}"
+    extra = [f"{f.name[8:]}{getattr(cfg, f.name):.12g}" if f.metadata["kind"] is not str else f"{f.name[8:]}{getattr(cfg, f.name)}"
              for f in rest if getattr(cfg, f.name) != f.default]
     return "-".join([cfg.control, *(getattr(cfg, n) for n in main), *extra])
 
@@ -262,12 +272,15 @@ class ParameterGuard:
         "Read the parameters; on the first call refuse names that are no fields."
         fields = {f.name for f in dataclasses.fields(TrainConfig)}
         values = {n: v for n, v in names.items() if n in fields}
-        if not self.judged: values |= {n: v for n, v in names.items() if n not in fields and self._injected(n, v)}
-        made = config(values)
+        strangers = {} if self.judged else {n: v for n, v in names.items() if n not in fields and self._injected(n, v)}
+        for n in strangers:  # taken out, so that the same cell run again is refused again
+            if n in self.before: names[n] = self.before[n]
+            else: del names[n]
+        made = config(values | strangers)
         self.judged = True
         return made
 
     def _injected(self, name, value):
         "Whether `name` came, or changed its value, since the snapshot; names that IPython makes do not count."
-        if name.startswith("_") or name in ("In", "Out") or isinstance(value, ParameterGuard): return False
+        if re.fullmatch(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|__\w+__", name) or isinstance(value, ParameterGuard): return False
         return name not in self.before or self.before[name] is not value

@@ -557,11 +557,13 @@ def _expand(self: KeySpectrumController, rows):
 
 
 @patch
-def log(self: KeySpectrumController) -> dict:  # control_pr, control_energy, control_gain: (layer, head, 2)
-    "What the last application saw and left; NaN where there was none. Gains: the smallest, then the largest."
+def log(self: KeySpectrumController) -> dict:  # control_pr, control_energy, control_gain: (layer, head, 2); control_aim, control_flag: (layer, head)
+    """What the last application saw and left; NaN where there was none. Gains: the smallest, then the largest. The aim is NaN
+    where no PR was aimed at; for sham it is that of the edit it imitates. The flag is a sum of FLAGS, 0 with nothing to report."""
     empty = torch.zeros(1, len(_ROWS), *self.last_pr.shape) * torch.nan
     rows = self._expand(self.rows[-1][None] if self.rows else empty)[0]
-    return {f'control_{n}': np.stack([rows[2 * i], rows[2 * i + 1]], -1) for i, n in enumerate(('pr', 'energy', 'gain'))}
+    pairs = {f'control_{n}': np.stack([rows[2 * i], rows[2 * i + 1]], -1) for i, n in enumerate(('pr', 'energy', 'gain'))}
+    return pairs | {'control_aim': rows[6], 'control_flag': rows[7]}
 
 
 @patch
@@ -645,7 +647,7 @@ def acute(
     model: nn.Module,  # a trained `GPT`; it is not changed
     ids: torch.Tensor,  # (B, T + 1) whole numbers: the last T are predicted
     arms: dict,  # label → arguments of `KeySpectrumController`, such as {'hold': dict(mode='hold')}
-    initial: nn.Module | None = None,  # the model at step 0, for arms that go back to it
+    initial: nn.Module | None = None,  # the model at step 0, for arms that go back to it; for a checkpoint `training.make_model` of its configuration
     **probe_options,  # such as subset
 ) -> xr.Dataset:  # the probe's variables over (arm, when, layer, head, ...), and flag (arm, layer, head)
     "Each arm applied once; the geometry and attention of the same inputs before and after."

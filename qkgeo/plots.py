@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import matplotlib, matplotlib.colors, matplotlib.figure, matplotlib.lines, matplotlib.ticker
-import numpy as np, xarray as xr
+import numpy as np, PIL.Image, xarray as xr
 
 from .results import SIDES, write_atomically
 
@@ -47,9 +47,10 @@ class _Figure(matplotlib.figure.Figure):
         with matplotlib.rc_context(_rc()): return super().draw(renderer)
 
     def _repr_png_(self):
-        buffer = io.BytesIO()
-        with matplotlib.rc_context(_rc()): self.savefig(buffer, format="png", dpi=self.dpi)
-        return buffer.getvalue()
+        drawn, small = io.BytesIO(), io.BytesIO()
+        with matplotlib.rc_context(_rc()): self.savefig(drawn, format="png", dpi=self.dpi)
+        PIL.Image.open(drawn).convert("RGB").quantize(64, dither=PIL.Image.Dither.NONE).save(small, "png", optimize=True)  # a third of the bytes
+        return small.getvalue()
 
 
 @_styled
@@ -499,7 +500,7 @@ def _effect_panel(ax, one, filled):
     for i in at:
         ax.text(1.0, i, f"{n[i]:.0f}" if np.isfinite(effect[i]) else "–", transform=ax.get_yaxis_transform(), va="center", color=FAINT, fontsize=7)
     ax.text(1.0, 1.0, "n", transform=ax.transAxes, va="bottom", color=FAINT, fontsize=7)
-    ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
+    ax.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3))
 
 # %% ../nbs/03_plots.ipynb #4cd36585
 @_styled

@@ -215,6 +215,7 @@ def probe_arrays(
     chunk: int = 64,  # sequences per forward pass
 ) -> dict:  # schema names → arrays without the axis `step`
     "All variables of the schema that a model and a batch determine."
+    ids = torch.as_tensor(ids)
     if ids.ndim != 2 or ids.shape[1] < 3:
         raise ValueError(f"ids: shape {tuple(ids.shape)} came, (sequences, positions) with at least 3 positions was wanted.")
     states, loss, chosen = [LayerState() for _ in attentions(model)], 0.0, subset_positions(len(ids), subset)

@@ -18,7 +18,7 @@ import netCDF4, numpy as np, xarray as xr
 from .config import TrainConfig, control_label, from_json, run_id, to_json
 
 # %% ../nbs/01_results.ipynb #3ce01c38
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SIDES, WHEN = ("query", "key"), ("before", "after")
 _HEAD, _SIDE = "step layer head", "step layer head side"
 _PR, _ATTENTION, _LOSS = "dimensions", "dimensionless, 0 to 1", "nats per character"
@@ -65,6 +65,8 @@ SCHEMA |= {
 SCHEMA |= {
     "control_pr": (_HEAD + " when", _PR, "participation ratio that the controller saw and left, last application"),
     "control_energy": (_HEAD + " when", "squared weight or activation", "energy that the controller saw and left, last application"),
+    "control_aim": (_HEAD, _PR, "participation ratio that the controller aimed at, last application"),
+    "control_flag": (_HEAD, "sum of flags", "0: reached; 1 missed, 2 bounded, 4 deficient, 8 zero spectrum, 16 at the floor; last application"),
     "control_gain": (_HEAD + " when", "factor", "smallest (before) and largest (after) factor on a singular value, last application"),
     "train_loss": ("step", _LOSS, "training loss, exponential moving average over 20 steps"),
     "val_loss": ("step", _LOSS, "loss on the fixed validation batch"),
@@ -273,7 +275,15 @@ def _unversioned(ds):
     raise SchemaError("no schema_version came: this is not a qkgeo file.")
 
 
-_UPGRADES = {0: _unversioned}  # version → function to the next version
+def _with_aim_and_flag(ds):
+    "Version 2 added what the controller aimed at and whether it got there."
+    for name in ("control_aim", "control_flag"):
+        _, units, long_name = SCHEMA[name]
+        ds[name] = xr.full_like(ds.entropy, np.nan).assign_attrs(units=units, long_name=long_name)
+    return ds.assign_attrs(schema_version=2)
+
+
+_UPGRADES = {0: _unversioned, 1: _with_aim_and_flag}  # version → function to the next version
 
 # %% ../nbs/01_results.ipynb #cf2ba834
 def write_progress(
@@ -303,6 +313,13 @@ def _place(cfg):
     return cfg.depth, cfg.qk_init, control_label(cfg), cfg.seed
 
 # %% ../nbs/01_results.ipynb #38bc33c5
+def _listed(path):
+    "The configurations in a `runs.json`; an error that names the file when it is damaged."
+    try: return [from_json(json.dumps(r)) for r in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"{path}: not a list of configurations ({e}). Run the sweep again; it writes the list anew.") from None
+
+
 def find_results(
     folder,  # searched with all folders below
     runs=None,  # configurations that ought to be there; by default those in `runs.json`, else whatever is found
@@ -311,7 +328,7 @@ def find_results(
     folder = Path(folder)
     if not folder.is_dir(): raise FileNotFoundError(f"{folder}: there is no such folder. Name the out_dir of a sweep.")
     listed = folder / "runs.json"
-    if runs is None and listed.is_file(): runs = [from_json(json.dumps(r)) for r in json.loads(listed.read_text(encoding="utf-8"))]
+    if runs is None and listed.is_file(): runs = _listed(listed)
     found, twice = {}, {}
     for path in sorted(folder.rglob("result.nc")):
         name = path.parent.name
@@ -349,7 +366,7 @@ def _read(path, arrays=True):
     except Exception: pass  # the netCDF library raises what it likes on damaged files; `load` says it well
     return _view(load(path))
 
-
+# %% ../nbs/01_results.ipynb #91f79cbe
 def _load_all(found, report, strict, arrays=True):
     "Runs by run id; unreadable files go into the report, or raise when nothing may be left out."
     loaded = {}
@@ -360,12 +377,17 @@ def _load_all(found, report, strict, arrays=True):
             report["unreadable"][name] = str(e)
             continue
         if run.attrs["run_id"] != name: report["unreadable"][name] = f"{path}: holds run {run.attrs['run_id']}, not the run its folder is named after"
+        elif run.attrs["status"] not in ("finished", "synthetic"): report["unreadable"][name] = f"{path}: status {run.attrs['status']!r}, 'finished' was wanted"
         else: loaded[name] = run
     return loaded
 
 
-def _refuse_mixed(configs):
-    "All configurations must agree in everything but the axes of the cube."
+def _refuse_mixed(configs, runs):
+    "All configurations must agree in everything but the axes of the cube, and all runs must have read the same text."
+    texts = sorted({str(r.attrs.get("corpus_sha256", ""))[:12] for r in runs})
+    if len(texts) > 1:
+        raise ValueError(f"corpus_sha256 differs between the runs: {', '.join(t or 'none' for t in texts)}. They were trained on different texts "
+                         "of one name; keep them in different folders.")
     free = {"depth", "qk_init", "seed", "out_dir", "corpus_dir", "checkpoint_every"}
     for f in fields(TrainConfig):
         if f.name in free or f.name.startswith("control"): continue  # control is an axis
@@ -402,7 +424,7 @@ def combine(
 def _layout(runs, report):
     "Where everything goes: places of the runs, coordinates of the cube, run ids, attributes."
     configs = [_read_config(r.attrs["config"]) for r in runs]
-    _refuse_mixed(configs)
+    _refuse_mixed(configs, runs)
     places, seen = [_place(c) for c in configs], set()
     for place in places:
         if place in seen: raise ValueError(f"the same run came twice: {dict(zip(AXES, place))}. Leave one of them out.")
@@ -453,7 +475,7 @@ def _filled(name, runs, spots, coords):
     for run, spot in zip(runs, spots): values[_index(spot, dims, sizes)] = run.arrays[name]
     return (outer + dims, values, {"long_name": long_name, "units": units})
 
-
+# %% ../nbs/01_results.ipynb #9852b320
 def _filled_ids(runs, places, axes):
     "Run ids at their places, '' where there is no run."
     ids, where = np.full([len(axes[a]) for a in AXES], "", dtype=object), {a: {v: i for i, v in enumerate(axes[a])} for a in AXES}
@@ -492,7 +514,7 @@ def final(
     ds: xr.Dataset | xr.DataArray,  # with dimension step
 ) -> xr.Dataset | xr.DataArray:  # without it
     "The last valid value along `step`, run by run; NaN only where a run has none at all."
-    if isinstance(ds, xr.Dataset): return ds.map(final, keep_attrs=True).drop_vars("step")
+    if isinstance(ds, xr.Dataset): return ds.map(final, keep_attrs=True).drop_vars("step", errors="ignore")
     if "step" not in ds.dims: return ds
     last = ds.step.where(ds.notnull()).max("step")
     return ds.where(ds.step == last).sum("step", min_count=1, keep_attrs=True)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['learning_rate', 'probe_steps', 'batch_at', 'make_model', 'make_optimizer', 'Run', 'pick_device', 'new_run',
-           'reference_path', 'without_control', 'autocast', 'update', 'save_checkpoint', 'read_checkpoint', 'resume',
-           'load_model', 'progress_line', 'Progress', 'check', 'TrainingFailed', 'finished', 'to_dataset', 'look',
-           'train']
+           'reference_path', 'reference', 'without_control', 'autocast', 'update', 'save_checkpoint', 'read_checkpoint',
+           'resume', 'load_model', 'progress_line', 'Progress', 'check', 'TrainingFailed', 'finished', 'to_dataset',
+           'look', 'train']
 
 # %% ../nbs/08_training.ipynb #5424d284
 import json, math, os, signal, sys, threading, time, warnings
@@ -121,7 +121,7 @@ def new_run(
     device = pick_device(cfg.device)
     model = make_model(cfg, corpus.vocab_size).to(device)
     optimizer = make_optimizer(model, cfg)
-    return Run(cfg, corpus, model, optimizer, controller_from_config(cfg, model, optimizer, reference_path(cfg)), device)
+    return Run(cfg, corpus, model, optimizer, controller_from_config(cfg, model, optimizer, reference(cfg)), device)
 
 
 def reference_path(
@@ -131,6 +131,22 @@ def reference_path(
     if cfg.control != "shrink": return None
     if cfg.control_reference: return Path(cfg.control_reference)
     return Path(cfg.out_dir) / run_id(without_control(cfg)) / "result.nc"
+
+# %% ../nbs/08_training.ipynb #20a317b6
+def reference(
+    cfg: TrainConfig,  # of a run
+):  # dataset of the run that `shrink` follows; None where none is needed
+    "Load the uncontrolled twin; `ConfigError` when it is not there or is another run."
+    path = reference_path(cfg)
+    if path is None: return None
+    twin = without_control(cfg)
+    if not path.is_file():
+        raise ConfigError(f"control: 'shrink' follows the same run without control, which is not at {path}. Run that first, with the same "
+                          "parameters and control none, or let qkgeo_sweep order the two.")
+    ds = load(path)
+    if run_id(from_json(ds.attrs["config"])) != run_id(twin):
+        raise ConfigError(f"control_reference: {path} holds run {ds.attrs['run_id']}, but the same run without control is {run_id(twin)}. Give that one.")
+    return ds
 
 # %% ../nbs/08_training.ipynb #e31ca9b2
 def without_control(
@@ -291,6 +307,7 @@ def check(
     corpus = load_corpus(cfg.corpus, cfg.corpus_dir, cfg.val_fraction)
     batch_at(corpus.train, cfg, 0)
     fixed_batch(corpus.val, cfg.context, cfg.probe_sequences)
+    if cfg.control != "none": controller_from_config(cfg, make_model(cfg, corpus.vocab_size), reference=reference(cfg))
     return corpus
 
 # %% ../nbs/08_training.ipynb #ad119d17
@@ -354,6 +371,17 @@ def look(
     run.rows.append(row | run.controller.log() | {"step": run.step, "train_loss": np.float64(run.train_loss)})
 
 # %% ../nbs/08_training.ipynb #0c34055f
+def _last_checkpoint(folder):
+    "The state to go on from; None at the beginning, and when the checkpoint is damaged (which is told)."
+    path = folder / "checkpoint.pt"
+    if not path.exists(): return None
+    try: return read_checkpoint(path)
+    except ValueError as e:
+        os.replace(path, folder / "checkpoint.damaged")
+        warnings.warn(f"{e} This run starts over; the file is kept as checkpoint.damaged.", stacklevel=3)
+        return None
+
+# %% ../nbs/08_training.ipynb #d8940127
 def train(
     cfg: TrainConfig,  # of the run
     show: bool = True,  # draw a progress line
@@ -371,7 +399,9 @@ def train(
             return ds
         batch = fixed_batch(corpus.val, cfg.context, cfg.probe_sequences)
         run = new_run(cfg, corpus)
-        if (folder / "checkpoint.pt").exists(): resume(run, read_checkpoint(folder / "checkpoint.pt"))
+        for left in folder.glob(".*.tmp"): left.unlink()  # of a write that was killed
+        state = _last_checkpoint(folder)
+        if state: resume(run, state)
         return _train(run, folder, [t.to(run.device) for t in batch], Progress(run, folder, show), watch)
 
 # %% ../nbs/08_training.ipynb #68ff0937

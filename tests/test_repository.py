@@ -75,7 +75,8 @@ def test_a_missing_extra_is_named_with_its_install_line(tmp_path):
 
 
 def test_the_wheel_carries_package_style_and_target_notebook(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path), str(ROOT)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     wanted = [f"qkgeo/{p.stem[3:]}.py" for p in NUMBERED] + ["qkgeo/qkgeo.mplstyle"]
