@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SMOKE', 'LONG', 'RULES', 'DOSES', 'PRESETS', 'OVERHEAD_S', 'grid', 'read_runs', 'causal_arms', 'preset',
-           'find_target', 'available_cores', 'Plan', 'plan_runs', 'result_fault', 'begun', 'make_job', 'run_job',
+           'find_target', 'available_cores', 'result_fault', 'begun', 'Plan', 'plan_runs', 'make_job', 'run_job',
            'worker', 'stop_kernels', 'LocalPool', 'DaskPool', 'Report', 'Display', 'sweep', 'carry_out', 'SweepFailed',
            'gather', 'estimate', 'dry_run', 'qkgeo_sweep']
 
@@ -20,7 +20,7 @@ from fastcore.basics import patch
 from fastcore.script import Param, call_parse
 
 from .config import ConfigError, TrainConfig, coerce, config, nearest, run_id
-from .results import SchemaError, _read, _refuse_mixed, collect, read_progress, write_atomically
+from .results import SchemaError, _read, _refuse_mixed, collect, read_progress, synthetic, write_atomically
 
 # %% ../nbs/09_sweep.ipynb #54bbff01
 def grid(
@@ -174,7 +174,7 @@ def _configs(runs, out_dir, overrides):
 # %% ../nbs/09_sweep.ipynb #1060d00b
 def _references(configs, out_dir):
     "Run id → run id of the run in the list that has to come first; and faults."
-    from qkgeo.training import reference_path, without_control
+    from qkgeo.training import reference, reference_path, without_control
     results = {(Path(out_dir) / n / "result.nc").absolute(): n for n in configs}
     needs, faults = {}, []
     for name, cfg in configs.items():
@@ -187,22 +187,28 @@ def _references(configs, out_dir):
             twin = run_id(without_control(cfg))
             wanted = "" if cfg.control_reference else f" Add run {twin} (the same without control) to the list, or give control_reference."
             faults.append(f"{name}: the uncontrolled run that shrink follows is missing: {path}.{wanted}")
+        elif said := _message(reference, cfg): faults.append(f"{name}: {said}")
     return needs, faults
 
 # %% ../nbs/09_sweep.ipynb #fc76bc3e
 def _machine_faults(configs):
-    "Messages about runs that could not start here."
-    from qkgeo.control import controller_from_config
-    from qkgeo.training import check, make_model
-    seen = {}
+    "Messages about runs that could not start here; and run id → sha256 of its text."
+    from qkgeo.training import check, without_control
+    seen, shas, texts = {}, {}, {}
     for name, cfg in configs.items():
         key = (cfg.corpus, cfg.corpus_dir, cfg.val_fraction, cfg.context, cfg.batch, cfg.probe_sequences, cfg.qk_init, cfg.device)
         shape = (cfg.depth, cfg.d_model, cfg.n_head) + tuple(v for n, v in asdict(cfg).items() if n.startswith("control"))
-        if key not in seen: seen[key] = _message(check, cfg) or _own_init(cfg.qk_init), name
-        if shape not in seen and cfg.control not in ("none", "shrink") and not seen[key][0]:
-            small = replace(cfg, context=2)
-            seen[shape] = _message(lambda c: controller_from_config(c, make_model(c, 2)), small), name
-    return [f"{name}: {message}" for message, name in seen.values() if message]
+        if key not in seen: seen[key] = _message(lambda c, k: shas.update({k: check(without_control(c)).sha256}), cfg, key) or _own_init(cfg.qk_init), name
+        if key in shas: texts[name] = shas[key]
+        if shape not in seen and cfg.control != "none" and not seen[key][0]: seen[shape] = _message(_control, cfg), name
+    return [f"{name}: {message}" for message, name in seen.values() if message], texts
+
+
+def _control(cfg):
+    "Build the controller of a run on a model of its size; what `shrink` follows is made up, since it may not be there yet."
+    from qkgeo.control import controller_from_config
+    from qkgeo.training import make_model, without_control
+    return controller_from_config(cfg, make_model(replace(cfg, context=2), 2), reference=synthetic(without_control(cfg)))
 
 
 def _own_init(name):
@@ -236,6 +242,36 @@ def _worker_count(workers, configs, cores):
     if workers * threads <= cores: return min(workers, len(configs) or 1), []
     return 1, [f"workers: {workers} × {threads} threads are more than {cores} cores. Use at most {max(cores // threads, 1)} workers."]
 
+# %% ../nbs/09_sweep.ipynb #9e841c2a
+def result_fault(
+    out_dir,  # of the sweep
+    name: str,  # run id
+) -> str:  # "" when the run is done
+    "Why a run is not done: no result, one that cannot be read or breaks the schema, one of another run, one that is not finished."
+    path = Path(out_dir) / name / "result.nc"
+    try: attrs = _read(path).attrs
+    except FileNotFoundError: return "no result"
+    except (SchemaError, OSError) as e: return str(e)
+    if attrs["run_id"] != name: return f"{path} holds run {attrs['run_id']}"
+    return "" if attrs["status"] == "finished" else f"{path} says: {attrs['status']}"
+
+
+def _other_text(out_dir, name, sha256):
+    "The fault of a finished result whose text is not the one of the plan; \"\" when there is none."
+    if result_fault(out_dir, name): return ""
+    path = Path(out_dir) / name / "result.nc"
+    there = _read(path).attrs.get("corpus_sha256", "")
+    return "" if there == sha256 else (f"{name}: {path} is finished, but on another text: sha256 {there[:12] or 'none'} there, {sha256[:12]} now. "
+                                       "Choose another out_dir, or delete that run's folder.")
+
+
+def begun(
+    out_dir,  # of the sweep
+    name: str,  # run id
+) -> bool:
+    "Whether a run has left anything, finished or not."
+    return (Path(out_dir) / name).is_dir()
+
 # %% ../nbs/09_sweep.ipynb #ad0c23fe
 @dataclass
 class Plan:
@@ -264,8 +300,10 @@ def plan_runs(
     count, most = _worker_count(workers, configs, (cores or available_cores()) if local else 10**9)
     try: target = Path(target).absolute() if target else find_target()
     except ConfigError as e: most = [*most, str(e)]
-    faults += more + most + (_target_faults(target) if target else []) + _machine_faults(configs) + _folder_faults(out_dir)
-    if faults: raise ConfigError(f"{len(faults)} faults, nothing was started:\n" + "\n".join(faults))
+    machine, texts = _machine_faults(configs)
+    faults += more + most + (_target_faults(target) if target else []) + machine + _folder_faults(out_dir)
+    faults += filter(None, [_other_text(out_dir, n, sha) for n, sha in texts.items()])
+    if faults: raise ConfigError(f"{len(faults)} fault{'s' if len(faults) > 1 else ''}, nothing was started:\n" + "\n".join(faults))
     return Plan(configs, needs, out_dir, target, count)
 
 
@@ -278,27 +316,6 @@ def _folder_faults(out_dir):
         if not there: out_dir.rmdir()
     except OSError as e: return [f"out_dir: nothing can be written to {out_dir}: {e}"]
     return []
-
-# %% ../nbs/09_sweep.ipynb #9e841c2a
-def result_fault(
-    out_dir,  # of the sweep
-    name: str,  # run id
-) -> str:  # "" when the run is done
-    "Why a run is not done: no result, one that cannot be read or breaks the schema, one of another run, one that is not finished."
-    path = Path(out_dir) / name / "result.nc"
-    try: attrs = _read(path).attrs
-    except FileNotFoundError: return "no result"
-    except (SchemaError, OSError) as e: return str(e)
-    if attrs["run_id"] != name: return f"{path} holds run {attrs['run_id']}"
-    return "" if attrs["status"] == "finished" else f"{path} says: {attrs['status']}"
-
-
-def begun(
-    out_dir,  # of the sweep
-    name: str,  # run id
-) -> bool:
-    "Whether a run has left anything, finished or not."
-    return (Path(out_dir) / name).is_dir()
 
 # %% ../nbs/09_sweep.ipynb #fd147a85
 def make_job(
@@ -664,7 +681,7 @@ class Report:
                  f"{len(self.missing)} not begun" if self.missing else "", time_left, f"{_duration(time.monotonic() - self.began)} so far"]
         return ", ".join(filter(None, parts))
 
-
+# %% ../nbs/09_sweep.ipynb #3fadf04c
 def _duration(seconds):
     "Seconds in words."
     s = round(seconds)
@@ -820,7 +837,7 @@ def sweep(
     report = carry_out(plan, scheduler, only_failed, show, tries)
     return gather(plan, report) if cube else xr.Dataset(attrs={"report": json.dumps(_as_dict(report))})
 
-
+# %% ../nbs/09_sweep.ipynb #d03ceb1b
 def carry_out(
     plan: Plan,  # from `plan_runs`
     scheduler: str | None = None,  # as in `sweep`
@@ -846,7 +863,7 @@ def carry_out(
             display.update(force=True)
     return report
 
-# %% ../nbs/09_sweep.ipynb #d03ceb1b
+# %% ../nbs/09_sweep.ipynb #e16c4a11
 class SweepFailed(RuntimeError):
     "No run of the list has a result; the message has one line per run."
 
@@ -867,7 +884,7 @@ def _as_dict(report):
 
 def _refuse_mixed_list(configs):
     "The cube needs runs that differ only along its axes: said before the work, not after it."
-    try: _refuse_mixed(list(configs.values()))
+    try: _refuse_mixed(list(configs.values()), [])
     except ValueError as e: raise ConfigError(f"{e} Or sweep with cube=False and collect each kind by itself.") from None
 
 
@@ -949,7 +966,7 @@ def qkgeo_sweep(
     cores: int = None,  # cores that may be used; default: all that this process may use
 ):
     "Carry out a list of runs; what is done already is not done again."
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a batch system says it this way
+    for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, _interrupt)  # SIGINT may have been ignored from the start, as with & in a script
     try: code = _command(runs, out_dir, workers, scheduler, dry_run, only_failed, set or [], cores)
     except KeyboardInterrupt as e:
         print(getattr(e, "report", ""), "\ninterrupted; the same command goes on.", file=sys.stderr)
@@ -960,11 +977,16 @@ def qkgeo_sweep(
     sys.exit(code)
 
 
+def _interrupt(*_): raise KeyboardInterrupt
+
+
 def _command(runs, out_dir, workers, scheduler, only_show, only_failed, settings, cores):
     "The command's work; its exit status."
     wrong = [s for s in settings if "=" not in s]
     if wrong: raise ConfigError(f"--set: {wrong[0]!r} came, name=value was wanted.")
     plan = plan_runs(runs, out_dir, workers, None, cores, scheduler is None, dict(s.split("=", 1) for s in settings))
+    try: _refuse_mixed_list(plan.configs)
+    except ConfigError as e: print(f"note: {str(e).split('. ')[0]}; collect will refuse this folder as one cube.", file=sys.stderr)
     if only_show:
         table = dry_run(plan, only_failed)
         print(table.to_string(), f"\n{len(table)} runs, {plan.workers} at a time: about {_duration(table.attrs['total_s'])}.")

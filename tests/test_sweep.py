@@ -28,13 +28,14 @@ QUICK = """
 import os, sys
 from pathlib import Path
 from qkgeo.config import config, run_id
+from qkgeo.corpus import load_corpus
 from qkgeo.results import save, synthetic
 cfg = config({n: v for n, v in globals().items() if n in config().__dataclass_fields__})
 folder = Path(out_dir) / run_id(cfg)
 print("python", sys.executable, "threads", os.environ["OMP_NUM_THREADS"], "ipython", os.environ["IPYTHONDIR"])
 if seed == 13: raise ValueError("thirteen")
 if seed == 9: os.kill(os.getpid(), 9)
-save(synthetic(cfg).assign_attrs(status="finished"), folder / "result.nc")
+save(synthetic(cfg).assign_attrs(status="finished", corpus_sha256=load_corpus(corpus).sha256), folder / "result.nc")
 """
 
 
@@ -244,6 +245,32 @@ def test_a_killed_worker_process_is_one_failed_run(tmp_path, quick, text):
     wait_for(lambda: len(outcomes) > 1 or outcomes.extend(pool.poll()))
     pool.close()
     assert outcomes[1]["status"] == "finished" and result_fault(tmp_path, second) == ""
+
+
+def test_sigterm_ends_a_sweep_that_inherited_an_ignored_sigint(tmp_path, long):
+    out = tmp_path / "out"
+    ignore = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)
+    job = command(listed(long[:1], tmp_path), "--out_dir", out, "--cores", 1, preexec_fn=ignore)
+    wait_for(lambda: (out / ".sweep.owner.json").exists() and list(out.glob("*/kernel.log")))
+    stopped = time.time()
+    job.terminate()
+    code, _, err = finish(job)
+    assert code == 130 and time.time() - stopped < 10 and "the same command goes on" in err
+
+
+def test_a_finished_result_on_another_text_and_a_list_that_is_no_cube_are_told(tmp_path, quick):
+    text = tmp_path / "own.txt"
+    text.write_text("abcdefgh " * 600)
+    rows = grid(SMALL | {"corpus": str(text), "seed": 0}, lr=[1e-3, 2e-3])
+    sweep(rows[:1], tmp_path / "out", cores=1, target=quick, show=False)
+    kept = next((tmp_path / "out").glob("*/result.nc"))
+    before = kept.read_bytes()
+    code, told, err = finish(command(listed(rows, tmp_path), "--out_dir", tmp_path / "out", "--cores", 1, "--dry_run"))
+    assert code == 0 and "note: lr differs between the runs: 0.001, 0.002; collect will refuse" in err and "done" in told
+    text.write_text("hgfedcba " * 600)
+    code, _, err = finish(command(listed(rows[:1], tmp_path), "--out_dir", tmp_path / "out", "--cores", 1))
+    assert code == 2 and "1 fault, nothing was started" in err and "is finished, but on another text: sha256" in err and "delete" in err
+    assert kept.read_bytes() == before
 
 
 def test_two_sweeps_on_one_folder(tmp_path, quick, text):
