@@ -21,8 +21,8 @@ setup(
     author=cfg["author"],
     license="MIT",
     packages=[cfg["lib_name"]],
-    # an installed wheel runs the same notebook as a clone does
-    data_files=[("share/qkgeo", ["nbs/train.ipynb"])],
+    # an installed wheel runs the same notebooks as a clone does
+    data_files=[("share/qkgeo", ["nbs/train.ipynb", "nbs/checkpoints.ipynb"])],
     package_data={cfg["lib_name"]: ["*.mplstyle"]},
     python_requires=f">={cfg['min_python']}",
     install_requires=cfg["requirements"].split(),
