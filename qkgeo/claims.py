@@ -431,7 +431,8 @@ def _c4_direction(ds, direction, label, sign):
         way = _moved(ds, label, quantity, fields)
         said = f"{quantity} moved as meant, against the same seed without control."
         rows.append(_part("C4", f"{direction}: check of {words} PR", way, 1, said, decides=False))
-        if rows[-1]["verdict"] != "supported": failed.append(f"{quantity} did not move as meant ({int((way > 0).sum())} of {int(way.notnull().sum())} seeds)")
+        seeds = f"{int((way > 0).sum())} of {int(way.notnull().sum())} seeds"
+        if rows[-1]["verdict"] != "supported": failed.append(f"{quantity} is not shown to have moved as meant (it did in {seeds})")
     text = f"entropy at the last step, {label} minus none, same seed."
     entropy = _difference(ds, label)
     beyond, reasons = _beyond(ds, entropy, label, name, sign)
