@@ -6,7 +6,7 @@
 __all__ = ['ROUNDING', 'NotFinite', 'check_finite', 'covariance_pr', 'spectrum_pr', 'participation_ratio', 'corrected_pr',
            'small_sample_warning', 'spectrum', 'entropy', 'effective_rank', 'stable_rank', 'Moments', 'SequenceMoments',
            'pooled_moments', 'within_covariance', 'content_covariance', 'attention_probs', 'attention_entropy_plain',
-           'attention_entropy', 'AttentionShape', 'attention_shape', 'qk_squared_spectrum', 'qk_pr',
+           'attention_entropy', 'AttentionShape', 'attention_shape', 'product_pr', 'qk_squared_spectrum', 'qk_pr',
            'interaction_spectrum', 'interaction_pr', 'kv_head', 'expand_kv', 'weight_pr', 'qk_weight_spectrum',
            'balance']
 
@@ -373,12 +373,14 @@ def attention_entropy(
     scale=None, # factor on q·k; 1/√d if None
     causal=True, # row i sees keys 1 to i
     normalize=True, # divide by the log of the number of visible keys
+    prepared=False, # both are known to be finite, of one type, float32 or wider, with keys about their mean: look no more
 ): # (..., T), float32 or wider: 0 to 1, row 1 NaN (it sees one key: left out); or nats, row 1 zero
     """Entropy of each row of attention, without a T × T matrix where torch has a fused kernel.
     In float32 within about 2e-6 nats of `attention_entropy_plain`, times the size of the logits where that exceeds 1."""
-    q, k = _pair(q, k)
+    if not prepared:
+        q, k = _pair(q, k)
+        k = k - k.mean(-2, keepdim=True)  # moves no probability
     scale = q.shape[-1]**-0.5 if scale is None else float(scale)
-    k = k - k.mean(-2, keepdim=True)  # moves no probability
     watched = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     fused = None if watched else _fused(q, k, scale, causal)
     if fused is None:
@@ -433,7 +435,7 @@ def attention_shape(
     logit_std = (deviation / (B * visible)).sqrt()
     flat = logit_std <= floor  # nothing but rounding: leave such logits as they are
     unit = q / logit_std.masked_fill(flat, 1).to(q.dtype)[:, None, None]
-    mean = lambda x: attention_entropy(x, k, scale, causal)[..., first:].mean((0, 2), dtype=torch.float64)
+    mean = lambda x: attention_entropy(x, k, scale, causal, prepared=True)[..., first:].mean((0, 2), dtype=torch.float64)
     return AttentionShape(mean(q), mean(unit), peak / (B * (T - first)), logit_std)
 
 # %% ../nbs/02_geometry.ipynb #f11f35fb
@@ -460,14 +462,19 @@ def _product_spectrum(A, B):
     floor = (2 * ridge * trace(B))[..., None]
     return s.masked_fill(s <= floor, 0)
 
-def _product_pr(A, B, name):
-    "PR of the eigenvalues of A B without finding them: tr(AB)² / tr(ABAB)"
-    AB = A @ B
-    t = AB.diagonal(dim1=-2, dim2=-1).sum(-1)
+def product_pr(
+    A, # symmetric positive semi-definite, (..., d, d), float32 or wider
+    B, # likewise
+    name='product', # for messages
+): # (...) float64, 1 to d; NaN with a warning where the product is zero
+    "PR of the eigenvalues of A B without finding them: tr(AB)² / tr(ABAB). Its input is not checked; `interaction_pr` does."
+    trace = lambda M: M.diagonal(dim1=-2, dim2=-1).sum(-1)
+    unit = lambda M: M / trace(M).clamp(min=torch.finfo(M.dtype).tiny)[..., None, None]  # squares shall neither vanish nor overflow
+    AB = unit(A) @ unit(B)
+    t = trace(AB)
     zero = t <= 0
     _warn_zero(zero, name)
-    AB = AB / t.masked_fill(zero, 1)[..., None, None]
-    return (1 / (AB * AB.mT).sum((-2, -1))).masked_fill(zero, torch.nan)
+    return (t.double().square() / (AB * AB.mT).sum((-2, -1)).double()).masked_fill(zero, torch.nan)
 
 # %% ../nbs/02_geometry.ipynb #d714c73e
 def _qk_grams(q, k, center):
@@ -493,7 +500,7 @@ def qk_pr(
     center=True, # keys about their mean over the sequence
 ): # (...) float64, 1 to min(T, d)
     "Participation ratio of the σ² of QKᵀ, from two Gram matrices and no eigenvalues."
-    return _product_pr(*_qk_grams(q, k, center), 'scores')
+    return product_pr(*_qk_grams(q, k, center), 'scores')
 
 # %% ../nbs/02_geometry.ipynb #301e195a
 def _moment_pair(Mq, Ck):
@@ -515,7 +522,7 @@ def interaction_pr(
     Ck, # centred covariance of keys, (..., d, d)
 ): # (...) float64, 1 to d
     "Participation ratio of `interaction_spectrum`, without eigenvalues."
-    return _product_pr(*_moment_pair(Mq, Ck), 'interaction')
+    return product_pr(*_moment_pair(Mq, Ck), 'interaction')
 
 # %% ../nbs/02_geometry.ipynb #ac8954de
 def kv_head(
@@ -536,6 +543,7 @@ def expand_kv(
     dim=-3, # the head axis
 ): # the same with n_head entries on the head axis
     "Repeat key heads so that each query head finds its own."
+    if x.shape[dim] == n_head: return x
     heads = [kv_head(h, n_head, x.shape[dim]) for h in range(n_head)]
     return x.index_select(dim, torch.tensor(heads, device=x.device))
 

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['EMBEDDING_STD', 'register_qk_init', 'gaussian_', 'orthogonal_', 'tied_', 'get_qk_init', 'resolve_init_scale',
-           'GPTConfig', 'Attention', 'attentions', 'capture', 'MLP', 'Block', 'init_weights_', 'GPT', 'n_params']
+           'GPTConfig', 'causal_attention', 'Attention', 'attentions', 'capture', 'MLP', 'Block', 'init_weights_',
+           'GPT', 'n_params']
 
 # %% ../nbs/05_model.ipynb #ea4d3702
 import difflib
@@ -133,6 +134,19 @@ class GPTConfig:
         "Features of one head."
         return self.d_model // self.n_head
 
+# %% ../nbs/05_model.ipynb #74d5f911
+def causal_attention(
+    q: torch.Tensor,  # queries (B, H, T, d_head)
+    k: torch.Tensor,  # keys (B, H, T, d_head)
+    v: torch.Tensor,  # values (B, H, T, d_head)
+) -> torch.Tensor:  # (B, H, T, d_head)
+    "Mean of the values that each position may see, weighted by softmax of q·k/√d_head."
+    T, scale = q.shape[-2], 1 / math.sqrt(q.shape[-1])
+    if q.dtype != torch.bfloat16 or q.device.type != 'cpu': return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    hidden = torch.full((T, T), -torch.inf, dtype=q.dtype).triu(1)  # added to the logits
+    logits = torch.baddbmm(hidden, q.flatten(0, 1), k.flatten(0, 1).mT, alpha=scale)  # (B·H, T, T)
+    return logits.softmax(-1).unflatten(0, q.shape[:2]) @ v
+
 # %% ../nbs/05_model.ipynb #e343f62d
 def _linear(d_in, d_out, bias):
     "A linear layer with memory but no values yet; `init_weights_` fills it."
@@ -160,7 +174,7 @@ class Attention(nn.Module):
         q, k, v = (f(x).view(B, T, self.n_head, self.d_head).transpose(1, 2)  # (B, H, T, d_head)
                    for f in (self.q, self.k, self.v))
         for fn in self.taps: fn(self.layer, q.detach(), k.detach(), v.detach())
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / math.sqrt(self.d_head))
+        y = causal_attention(q, k, v)  # (B, H, T, d_head)
         return self.o(y.transpose(1, 2).reshape(B, T, d))  # (B, H, T, d_head) -> (B, T, d_model)
 
 # %% ../nbs/05_model.ipynb #ba3d90fb
