@@ -7,7 +7,7 @@ __all__ = ['MODES', 'ConfigError', 'nearest', 'coerce', 'TrainConfig', 'config',
            'control_label', 'ParameterGuard']
 
 # %% ../nbs/00_config.ipynb #c131e2bb
-import dataclasses, difflib, hashlib, json, math, numbers, os, re
+import dataclasses, difflib, hashlib, json, math, numbers, os, re, reprlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,19 +38,35 @@ _KINDS = {int: "a whole number", float: "a finite number", bool: "true or false"
 # %% ../nbs/00_config.ipynb #54544e8a
 def _number(value):
     "A plain int or float from a number, a numpy scalar, or text such as `1e-3`; None if it is none of these."
+    if isinstance(value, np.ndarray) and not value.ndim: value = value.item()
     if isinstance(value, (bool, np.bool_)): return None
     if isinstance(value, numbers.Number): return value.item() if hasattr(value, "item") else value
-    for kind in (int, float):
-        try: return kind(str(value).strip())
-        except (ValueError, OverflowError): pass
+    for kind in (int, float) if isinstance(value, str) else ():
+        try: return kind(value.strip())
+        except ValueError: pass
     return None
 
 
 def _truth(value):
     "True or False from a bool or from text that says so; None if it is neither."
     if isinstance(value, (bool, np.bool_)): return bool(value)
-    text = str(value).strip().lower()
+    text = value.strip().lower() if isinstance(value, str) else {0: "0", 1: "1"}.get(value, "") if isinstance(value, int) else ""
     return True if text in _TRUE else False if text in _FALSE else None
+
+
+def _text(value):
+    "Text from text or a path; None if it is neither, or holds what no file name and no JSON can hold: NUL, or half a surrogate pair."
+    if hasattr(value, "__fspath__"): value = os.fspath(value)
+    return str(value) if isinstance(value, str) and not re.search("[\0\ud800-\udfff]", value) else None
+
+
+def _shown(value):
+    "What came, for a message: one line of at most 80 characters, however large it is."
+    brief = reprlib.Repr()
+    brief.maxlevel, brief.maxstring, brief.maxlong, brief.maxother = 3, 80, 80, 80
+    try: text = repr(value) if isinstance(value, str) else brief.repr(value)
+    except ValueError: text = f"{type(value).__name__} with thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 # %% ../nbs/00_config.ipynb #2072059f
 def coerce(
@@ -60,27 +76,34 @@ def coerce(
 ):  # the value as a plain Python object of the declared type
     "Turn `value` into the declared type, or raise `ConfigError` with what came, what was wanted and what to do."
     kind = spec["kind"]
-    if value is None or (spec["optional"] and str(value).strip().lower() in _NONE):
+    if value is None or (spec["optional"] and isinstance(value, str) and value.strip().lower() in _NONE):
         if spec["optional"]: return None
         raise ConfigError(f"{name}: None came, {_KINDS[kind]} was wanted. Leave it out to use the default.")
-    out = {bool: _truth, int: _number, float: _number, str: str}[kind](value)
-    if kind in (int, float) and out is not None:
-        finite = isinstance(out, numbers.Real) and math.isfinite(out)
-        whole = finite and (kind is float or out == int(out))
-        out = kind(out) if whole else None
-    if kind is str and not isinstance(value, str) and not hasattr(value, "__fspath__"): out = None
-    if out is None: raise ConfigError(f"{name}: {value!r} came, {_KINDS[kind]} was wanted.")
+    out = {bool: _truth, int: _number, float: _number, str: _text}[kind](value)
+    if kind in (int, float): out = _exact(out, kind)
+    if out is None:
+        hint = "" if kind is not str else " It holds NUL or half a surrogate pair." if isinstance(value, str) else \
+            " With papermill, -r hands text over as it was typed." if isinstance(value, numbers.Number) else ""
+        raise ConfigError(f"{name}: {_shown(value)} came, {_KINDS[kind]} was wanted.{hint}")
     return _in_range(name, out, spec)
+
+
+def _exact(number, kind):
+    "`number` as an int or a finite float, with one zero; None where that is not possible."
+    if not isinstance(number, numbers.Real): return None
+    try: out = kind(number) + 0  # -0.0 + 0 is 0.0
+    except (ValueError, OverflowError): return None
+    return out if (out == number if kind is int else math.isfinite(out)) else None
 
 
 def _in_range(name, value, spec):
     "`value` itself when it lies in the declared range or among the choices; otherwise `ConfigError`."
     low, high, choices = spec["low"], spec["high"], spec["choices"]
     if choices and value not in choices:
-        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(map(repr, choices))}.{nearest(value, choices)}")
+        raise ConfigError(f"{name}: {_shown(value)} is not one of {', '.join(map(repr, choices))}.{nearest(value, choices)}")
     if (low is not None and value < low) or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"at most {high}" if low is None else f"between {low} and {high}"
-        raise ConfigError(f"{name}: {value!r} came, {wanted} was wanted.")
+        raise ConfigError(f"{name}: {_shown(value)} came, {wanted} was wanted.")
     return value
 
 # %% ../nbs/00_config.ipynb #480a320e
@@ -140,13 +163,30 @@ class TrainConfig(_ModelAndTraining):
 
     def __post_init__(self):
         faults = []
+        object.__setattr__(self, "init_scale", _scale_text(self.init_scale))
         for f in dataclasses.fields(self):
             try: object.__setattr__(self, f.name, coerce(f.name, getattr(self, f.name), f.metadata))
             except ConfigError as e: faults.append(str(e))
         faults = faults or _cross_checks(self)
-        if self.control_factor == {"shrink": 0.5, "scale": 1.0}.get(self.control): object.__setattr__(self, "control_factor", None)
-        if not faults and ("/" in self.corpus or os.sep in self.corpus): object.__setattr__(self, "corpus", os.path.normpath(self.corpus))
         if faults: raise ConfigError("\n".join(faults))
+        for name, value in _one_spelling(self).items(): object.__setattr__(self, name, value)
+
+# %% ../nbs/00_config.ipynb #c87029fa
+def _scale_text(value):
+    "A number as its shortest text, in which `init_scale` is kept; anything else as it is."
+    try: return repr(float(_number(value)))
+    except (TypeError, OverflowError): return value
+
+
+def _one_spelling(cfg):
+    "Name → value of the fields that say the same in several ways."
+    out = {"init_scale": cfg.init_scale.replace(" ", "")}
+    if cfg.control_factor == {"shrink": 0.5, "scale": 1.0}.get(cfg.control): out["control_factor"] = None
+    if "/" in cfg.corpus or os.sep in cfg.corpus: out["corpus"] = os.path.normpath(cfg.corpus)
+    if cfg.control_layers != "all":
+        layers = sorted(map(int, cfg.control_layers.split(",")))
+        out["control_layers"] = "all" if len(layers) == cfg.depth else ",".join(map(str, layers))
+    return out
 
 # %% ../nbs/00_config.ipynb #a915a28c
 def _scale_fault(text):
@@ -154,7 +194,7 @@ def _scale_fault(text):
     if text.replace(" ", "") == "1/sqrt(d_model)": return None
     value = _number(text)
     if isinstance(value, (int, float)) and math.isfinite(value) and 0 < value <= 10: return None
-    return f"init_scale: {text!r} came, a number above 0 and at most 10, or '1/sqrt(d_model)', was wanted."
+    return f"init_scale: {_shown(text)} came, a number above 0 and at most 10, or '1/sqrt(d_model)', was wanted."
 
 
 def _cross_checks(cfg):
@@ -194,7 +234,9 @@ def _control_faults(cfg):
     if (cfg.control_target or 1) > widest: faults.append(f"control_target: {cfg.control_target} came, at most {widest} dimensions are there.")
     for part in cfg.control_layers.split(",") if cfg.control_layers != "all" else []:
         if not re.fullmatch(r"[0-9]{1,6}", part.strip()) or int(part) >= cfg.depth:
-            faults.append(f"control_layers: {part.strip()!r} is no layer of a model of depth {cfg.depth}; use all, or numbers from 0 to {cfg.depth - 1}.")
+            faults.append(f"control_layers: {_shown(part.strip())} is no layer of a model of depth {cfg.depth}; use all, or numbers from 0 to {cfg.depth - 1}.")
+        elif [int(p) for p in cfg.control_layers.split(",") if p.strip().isdecimal()].count(int(part)) > 1:
+            faults.append(f"control_layers: layer {int(part)} is named more than once in {_shown(cfg.control_layers)}.")
     return faults
 
 # %% ../nbs/00_config.ipynb #df5a9d53
@@ -203,12 +245,12 @@ def config(
     **more,  # the same as keywords
 ) -> TrainConfig:
     "A `TrainConfig` from loose values; unknown names are refused with the nearest valid one, all faults in one message."
+    if values is not None and not isinstance(values, dict): raise ConfigError(f"{_shown(values)} came, a dict of names and values was wanted.")
     values = {**(values or {}), **more}
     fields = {f.name: f for f in dataclasses.fields(TrainConfig)}
-    faults = [f"{n}: there is no such parameter.{nearest(n, fields)}" for n in values if n not in fields]
+    plain = lambda n: n if isinstance(n, str) and n.isidentifier() else _shown(n)
+    faults = [f"{plain(n)}: there is no such parameter.{nearest(plain(n), fields)}" for n in values if n not in fields]
     known = {n: v for n, v in values.items() if n in fields}
-    scale = _number(known["init_scale"]) if "init_scale" in known else None
-    if scale is not None: known["init_scale"] = repr(float(scale))
     try: made = TrainConfig(**known)
     except ConfigError as e: faults += str(e).splitlines()
     if faults: raise ConfigError("\n".join(faults))
@@ -227,7 +269,7 @@ def from_json(
 ) -> TrainConfig:
     "The configuration that `to_json` wrote; raises `ConfigError` for text that is not one."
     try: values = json.loads(text)
-    except ValueError as e: raise ConfigError(f"not a configuration: {e}; it starts with {text[:40]!r}") from None
+    except (ValueError, TypeError, RecursionError) as e: raise ConfigError(f"not a configuration: {e}; {_shown(text)} came.") from None
     if not isinstance(values, dict): raise ConfigError(f"not a configuration: {type(values).__name__} came, an object was wanted.")
     return config(values)
 
@@ -251,8 +293,8 @@ def control_label(
     if cfg.control == "none": return "none"
     main = ("control_side", "control_space", "control_rule")
     rest = [f for f in dataclasses.fields(cfg) if f.name.startswith("control_") and f.name not in main and f.metadata["names_run"]]
-    extra = [f"{f.name[8:]}{getattr(cfg, f.name):.12g}" if f.metadata["kind"] is not str else f"{f.name[8:]}{getattr(cfg, f.name)}"
-             for f in rest if getattr(cfg, f.name) != f.default]
+    short = lambda v: v if isinstance(v, str) else f"{v:.12g}" if float(f"{v:.12g}") == v else repr(v)
+    extra = [f.name[8:] + short(getattr(cfg, f.name)) for f in rest if getattr(cfg, f.name) != f.default]
     return "-".join([cfg.control, *(getattr(cfg, n) for n in main), *extra])
 
 # %% ../nbs/00_config.ipynb #fb313bed

@@ -20,7 +20,7 @@ import xarray as xr
 from fastcore.basics import patch
 from torch import nn
 
-from .config import MODES, TrainConfig
+from .config import MODES, TrainConfig, _shown
 from .geometry import Moments
 from .model import Attention, attentions
 from .probe import probe
@@ -181,11 +181,30 @@ ENERGIES = ('preserve', 'initial', 'logit', 'top')
 _AIMS = ('hold', 'shrink', 'target', 'floor', 'compensate')  # modes with a PR to reach
 
 
+def _is_whole(value):
+    "Whether a value is a whole number and no bool."
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _is_real(value):
+    "Whether a value is a finite number and no bool."
+    return (_is_whole(value) or isinstance(value, (float, np.floating))) and abs(value) < 1e300
+
+
+def _layer_numbers(layers, n):
+    "Sorted numbers from `all`, text such as 0,2, or a list; None where they cannot be meant for `n` layers."
+    if isinstance(layers, str): layers = range(n) if layers == 'all' else layers.split(',')
+    if not isinstance(layers, (list, tuple, range)): return None
+    text = [p.strip() if isinstance(p, str) else '' for p in layers]
+    chosen = [p if _is_whole(p) else int(t) if t.isdecimal() and len(t) < 7 else -1 for p, t in zip(layers, text)]
+    return sorted(chosen) if chosen and len(set(chosen)) == len(chosen) and all(0 <= c < n for c in chosen) else None
+
+
 def _one_of(name, value, choices):
-    if value not in choices:
-        near = difflib.get_close_matches(str(value), choices, n=1)
+    if not isinstance(value, str) or value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else ()
         hint = f' Did you mean {near[0]!r}?' if near else ''
-        raise ValueError(f'{name}: {value!r} is not one of {", ".join(map(repr, choices))}.{hint}')
+        raise ValueError(f'{name}: {_shown(value)} is not one of {", ".join(map(repr, choices))}.{hint}')
 
 
 def _faults(mode, target, factor, energy, side, space, unit, ramp, reference, width, grouped):
@@ -197,7 +216,6 @@ def _faults(mode, target, factor, energy, side, space, unit, ramp, reference, wi
         (target is not None and not 1 <= target <= width, f'target: {target} came, 1 to {width} (dimensions of the {unit}) was wanted'),
         (mode == 'truncate' and target is not None and target != int(target), f'target: {target} came, a whole rank was wanted'),
         (factor is not None and mode not in ('shrink', 'scale'), f'mode {mode!r} takes no factor; leave it out'),
-        (factor is not None and not 0 <= factor < math.inf, f'factor: {factor} came, a finite number of at least 0 was wanted'),
         (mode == 'shrink' and reference is None, 'mode \'shrink\' needs reference: the dataset or file of the uncontrolled run'),
         (mode != 'shrink' and reference is not None, f'mode {mode!r} follows no reference; leave it out'),
         (penalty and energy != 'preserve', f'mode {mode!r} changes no weight by itself: energy {energy!r} would be ignored'),
@@ -254,23 +272,21 @@ class KeySpectrumController:
 @patch
 def _check(self: KeySpectrumController, target, factor, reference, layers):
     "Refuse what cannot be meant; sets `layers`, the numbers of the layers that are edited."
-    p = self.all[0]
+    p, chosen = self.all[0], _layer_numbers(layers, len(self.all))
+    faults = [f'{n}: {_shown(v)} came, a whole number of at least {low} was wanted' for n, v, low in
+              (('every', self.every, 1), ('start', self.start, 0), ('ramp', self.ramp, 0)) if not _is_whole(v) or v < low]
+    faults += [f'{n}: {_shown(v)} came, a finite number of at least 0 was wanted' for n, v in
+               (('target', target or 0), ('factor', factor or 0), ('strength', self.strength)) if not _is_real(v) or v < 0]
+    if chosen is None: faults.append(f'layers: {_shown(layers)} came, all or different numbers from 0 to {len(self.all) - 1} were wanted')
+    if faults: raise ValueError('\n'.join(faults))
     width = len((p.k if self.side == 'key' else p.q).weight) // (self._heads(self.side) if self.unit == 'head' else 1)
     faults = _faults(self.mode, target, factor, self.energy, self.side, self.space, self.unit, self.ramp, reference, width, p.n_kv < p.n_head)
-    for name, low in (('every', 1), ('start', 0), ('ramp', 0)):
-        value = getattr(self, name)
-        if isinstance(value, bool) or value != int(value) or value < low: faults.append(f'{name}: {value!r} came, a whole number of at least {low} was wanted')
-    if not 0 <= self.strength < math.inf: faults.append(f'strength: {self.strength} came, a finite number of at least 0 was wanted')
-    parts = layers.split(',') if isinstance(layers, str) else layers
-    chosen = list(range(len(self.all))) if layers == 'all' else [int(n) if str(n).strip().isdigit() else -1 for n in parts]
-    if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= n < len(self.all) for n in chosen):
-        faults.append(f'layers: {layers!r} came, all or different numbers from 0 to {len(self.all) - 1} were wanted')
     if self.mode == 'compensate' and (between := next((q.between for q in self.all if q.between), '')):
         faults.append(f'mode \'compensate\': {between} stands between projection and logits, so the inverse on the other side would not cancel')
     if self.energy == 'logit' and self.side == 'query' and p.q.bias is not None:
         faults.append('energy \'logit\' with side \'query\' needs projections without bias: the bias is not scaled')
     if faults: raise ValueError('\n'.join(faults))
-    self.layers = sorted(chosen)
+    self.layers = chosen
 
 
 @patch
@@ -615,7 +631,10 @@ def load_state_dict(self: KeySpectrumController,
     state: dict,  # from `state_dict` of a controller with the same settings on the same shapes
 ):
     "Go on where the state was taken; ValueError where the settings or shapes differ."
-    other = {n: (v, getattr(self, n)) for n, v in state['settings'].items() if v != getattr(self, n)}
+    lacking = sorted({'settings', 'step', 'onset', 'generator', 'rows', 'steps', *_TENSORS} - set(state))
+    if lacking: raise ValueError(f'state: {", ".join(lacking)} are missing. Give what state_dict of a controller of this version made.')
+    settings = state['settings']
+    other = {n: (settings.get(n), getattr(self, n, None)) for n in (*_SETTINGS, *settings) if settings.get(n) != getattr(self, n, None)}
     if other:
         text = '; '.join(f'{n}: state has {a!r}, this controller {b!r}' for n, (a, b) in other.items())
         raise ValueError(f'{text}. Make the controller with the settings of the checkpoint.')

@@ -29,6 +29,8 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock
 
+from .config import _shown
+
 # %% ../nbs/04_corpus.ipynb #d85d7984
 UNKNOWN = 0  # the reserved id: every character outside the vocabulary; rendered as U+FFFD
 
@@ -337,18 +339,24 @@ CORPORA = ('wikipedia-sample', 'wikitext-103', 'wikitext-103:valid+test')
 
 def _find_source(name, folder):
     "The source that `name` stands for, or an error that lists the valid names."
+    if not isinstance(name, (str, os.PathLike)): raise ValueError(f'corpus: {_shown(name)} came; a name ({", ".join(CORPORA)}) or the path of a text is wanted')
     name = os.fspath(name)
+    if folder is not None and not isinstance(folder, (str, os.PathLike)): raise ValueError(f'folder: {_shown(folder)} came; the path of a folder is wanted')
     if folder is not None and name.partition(':')[0] != 'wikitext-103':
         raise ValueError(f'folder={os.fspath(folder)!r} is for wikitext-103 only; {name!r} takes no folder: leave it out')
     if name == 'wikipedia-sample': return _from_sample()
     if name.partition(':')[0] == 'wikitext-103': return _from_wikitext(name, None if folder is None else Path(folder).expanduser().absolute())
-    path = Path(name).expanduser().absolute()
-    if name and path.is_file(): return _from_file(path)
-    if name and path.is_dir():
+    try:
+        path = Path(name).expanduser().absolute()
+        is_file, is_dir = (bool(name) and f() for f in (path.is_file, path.is_dir))
+    except PermissionError: raise
+    except (OSError, RuntimeError): path, is_file, is_dir = Path(name), False, False  # a name too long, or the home of nobody
+    if is_file: return _from_file(path)
+    if is_dir:
         raise IsADirectoryError(f'corpus {path} is a folder; a UTF-8 file is wanted. For WikiText-103 give name "wikitext-103" and folder=…')
     near = difflib.get_close_matches(name, CORPORA, 1, 0.5)
-    raise ValueError(f'no corpus {name!r}' + (f'; did you mean {near[0]!r}?' if near else ';') +
-                     f' Valid names: {", ".join(CORPORA)}, or the path of a UTF-8 file (no file at {path})')
+    raise ValueError(f'no corpus {_shown(name)}' + (f'; did you mean {near[0]!r}?' if near else ';') +
+                     f' Valid names: {", ".join(CORPORA)}, or the path of a UTF-8 file (no file at {str(path)[:500]})')
 
 # %% ../nbs/04_corpus.ipynb #6270892b
 _CACHE_VERSION = 1  # raised when the same text would give other ids, or another layout
@@ -504,9 +512,9 @@ def load_corpus(
 )->Corpus:
     "The corpus called `name`. Errors name what was looked for; one corpus never stands in for another."
     if isinstance(val_fraction, bool) or not isinstance(val_fraction, (int, float)) or not 0 < val_fraction < 1:
-        raise ValueError(f'val_fraction is {val_fraction!r}; a number between 0 and 1 is wanted, such as 0.1')
-    if isinstance(min_count, bool) or not isinstance(min_count, int) or min_count < 1:
-        raise ValueError(f'min_count is {min_count!r}; a whole number from 1 on is wanted')
+        raise ValueError(f'val_fraction is {_shown(val_fraction)}; a number between 0 and 1 is wanted, such as 0.1')
+    if isinstance(min_count, bool) or not isinstance(min_count, int) or not 1 <= min_count < 2**63:
+        raise ValueError(f'min_count is {_shown(min_count)}; a whole number from 1 on is wanted')
     source = _find_source(name, folder)
     entry = _entry(source, default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser().absolute(), val_fraction, min_count)
     meta = _cached(entry, source, val_fraction, min_count)
@@ -522,9 +530,9 @@ def load_corpus(
 def _check_windows(ids, context, batch):
     "Refuse sizes below 1 and a part that is too short for one window."
     for label, v in (('context', context), ('number of windows', batch)):
-        if isinstance(v, bool) or int(v) != v or v < 1: raise ValueError(f'{label} is {v!r}; a whole number from 1 on is wanted')
+        if isinstance(v, bool) or not isinstance(v, (int, np.integer)) or v < 1: raise ValueError(f'{label} is {_shown(v)}; a whole number from 1 on is wanted')
     if len(ids) < context + 1:
-        raise ValueError(f'this part of the corpus has {len(ids)} characters, and context {context} needs at least {context + 1}: '
+        raise ValueError(f'this part of the corpus has {len(ids)} characters, and context {_shown(context)} needs at least {_shown(context + 1)}: '
                          'use a longer text, a larger share for this part, or a smaller context')
 
 def _gather(ids, starts, context):

@@ -8,7 +8,7 @@ __all__ = ['SCHEMA_VERSION', 'SIDES', 'WHEN', 'SCHEMA', 'ATTRIBUTES', 'AXES', 'S
            'write_progress', 'read_progress', 'find_results', 'collect', 'combine', 'final']
 
 # %% ../nbs/01_results.ipynb #346c9bf4
-import functools, json, os, platform, subprocess, time, uuid, warnings
+import functools, json, numbers, os, platform, subprocess, time, uuid, warnings
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -192,24 +192,37 @@ def check_schema(
     ds: xr.Dataset,  # one run, or a cube of runs
 ) -> xr.Dataset:  # the same, untouched
     "Raise `SchemaError` with one line per fault unless `ds` has every variable, dimension, coordinate and attribute."
-    faults = _faults({n: (v.dims, v.attrs) for n, v in ds.variables.items()}, ds.sizes, {n: v.values for n, v in ds.coords.items()}, ds.attrs)
+    faults = _faults({n: (v.dims, v.attrs, v.dtype) for n, v in ds.variables.items()}, ds.sizes, {n: v.values for n, v in ds.coords.items()}, ds.attrs)
     if faults: raise SchemaError("this dataset is not in the schema:\n  " + "\n  ".join(faults))
     return ds
 
 
 def _faults(variables, sizes, coords, attrs):
-    "What does not fit the schema; `variables` are name → (dimensions, attributes)."
+    "What does not fit the schema; `variables` are name → (dimensions, attributes, type)."
     faults = [f"variable {n} is missing" for n in SCHEMA if n not in variables]
     for name in (n for n in SCHEMA if n in variables):
-        (dims, has), wanted = variables[name], tuple(SCHEMA[name][0].split())
+        (dims, has, kind), wanted = variables[name], tuple(SCHEMA[name][0].split())
+        if np.dtype(kind).kind not in "fiu": faults.append(f"{name}: values of type {np.dtype(kind)} came, numbers were wanted")
         if tuple(d for d in dims if d not in _OUTER) != wanted: faults.append(f"{name}: dimensions {dims} came, {wanted} were wanted")
         faults += [f"{name}: attribute {a!r} is missing" for a in ("long_name", "units") if a not in has]
     faults += [f"dimension {d} has no coordinate" for d in sizes if d not in coords]
-    faults += [f"attribute {a!r} is missing" for a in ATTRIBUTES if a not in attrs]
-    side, step = coords.get("side"), coords.get("step")
-    if side is not None and tuple(side) != SIDES: faults.append(f"side: {tuple(side)} came, {SIDES} was wanted")
-    if step is not None and (step.dtype.kind != "i" or (np.diff(step) <= 0).any()):
+    faults += [f"dimension {d} is empty" for d, n in sizes.items() if not n]
+    for name, wanted in (("side", SIDES), ("when", WHEN)):
+        came = np.atleast_1d(coords.get(name, wanted)).tolist()
+        if tuple(came) != wanted: faults.append(f"{name}: {came} came, {list(wanted)} were wanted")
+    step = coords.get("step")
+    if step is not None and (step.ndim != 1 or step.dtype.kind != "i" or (np.diff(step) <= 0).any()):
         faults.append(f"step: whole numbers in rising order were wanted, {step.dtype} came")
+    return faults + _attribute_faults(attrs)
+
+
+def _attribute_faults(attrs):
+    "What is wrong with the attributes that every dataset of the schema has."
+    faults = [f"attribute {a!r} is missing" for a in ATTRIBUTES if a not in attrs]
+    for name in (a for a in ATTRIBUTES if a in attrs):
+        wanted = numbers.Real if name in ("schema_version", "threads", "wall_time_s") else str
+        if not isinstance(attrs[name], wanted):
+            faults.append(f"attribute {name!r}: {type(attrs[name]).__name__} came, {'a number' if wanted is numbers.Real else 'text'} was wanted")
     return faults
 
 
@@ -235,12 +248,21 @@ def write_atomically(
         raise
 
 # %% ../nbs/01_results.ipynb #777b6311
+def _returns(value):
+    "Whether netCDF gives an attribute back as it was: text without NUL, whole numbers of 64 bits, floats."
+    if isinstance(value, str): return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+    if isinstance(value, (bool, np.bool_)): return False
+    return isinstance(value, (int, np.integer)) and -2**63 <= value < 2**63 or isinstance(value, (float, np.floating))
+
+
 def save(
     ds: xr.Dataset,  # in the schema
     path,  # the file, normally ending in .nc
 ) -> Path:  # where it is
     "Check the schema and write a compressed netCDF file, whole or not at all."
     check_schema(ds)
+    odd = [f"attribute {n!r}: {type(v).__name__} came, text or a number was wanted. Write json.dumps of it." for n, v in ds.attrs.items() if not _returns(v)]
+    if odd: raise SchemaError("netCDF would not give these back as they are:\n  " + "\n  ".join(odd))
     packed = {n: dict(zlib=True, complevel=4) for n, v in ds.variables.items() if v.dtype.kind in "fi" and v.ndim}
     plain = ds.map(lambda v: v)
     plain.attrs, plain.encoding = dict(ds.attrs), {}
@@ -265,7 +287,9 @@ def upgrade(
     ds: xr.Dataset,  # as read
 ) -> xr.Dataset:  # in the schema of this version
     "Bring a dataset of an older schema up to date; one from a newer version is refused."
-    found = int(ds.attrs.get("schema_version", 0))
+    found = ds.attrs.get("schema_version", 0)
+    if not isinstance(found, numbers.Real) or found not in range(10**6): raise SchemaError(f"schema_version: {found!r} came, a whole number was wanted.")
+    found = int(found)
     if found > SCHEMA_VERSION: raise SchemaError(f"schema version {found} came, this qkgeo reads up to {SCHEMA_VERSION}. Install a newer qkgeo.")
     for step in range(found, SCHEMA_VERSION): ds = _UPGRADES[step](ds)
     return ds
@@ -277,6 +301,7 @@ def _unversioned(ds):
 
 def _with_aim_and_flag(ds):
     "Version 2 added what the controller aimed at and whether it got there."
+    if "entropy" not in ds: return ds.assign_attrs(schema_version=2)  # what is missing is said by the schema
     for name in ("control_aim", "control_flag"):
         _, units, long_name = SCHEMA[name]
         ds[name] = xr.full_like(ds.entropy, np.nan).assign_attrs(units=units, long_name=long_name)
@@ -299,8 +324,9 @@ def read_progress(
     folder,  # the run's folder
 ) -> dict:  # what was written last; {} when there is nothing to read
     "Read `progress.json`."
-    try: return json.loads((Path(folder) / "progress.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError): return {}
+    try: found = json.loads((Path(folder) / "progress.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError): return {}
+    return found if isinstance(found, dict) else {}
 
 # %% ../nbs/01_results.ipynb #2e25a47e
 @functools.cache
@@ -316,7 +342,7 @@ def _place(cfg):
 def _listed(path):
     "The configurations in a `runs.json`; an error that names the file when it is damaged."
     try: return [from_json(json.dumps(r)) for r in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError) as e:
+    except (ValueError, TypeError, RecursionError) as e:
         raise ValueError(f"{path}: not a list of configurations ({e}). Run the sweep again; it writes the list anew.") from None
 
 
@@ -360,7 +386,9 @@ def _read(path, arrays=True):
             f.set_auto_maskandscale(False)
             attrs = {n: f.getncattr(n) for n in f.ncattrs()}
             coords = {d: f.variables[d][...] for d in f.dimensions if d in f.variables}
-            faults = _faults({n: (v.dimensions, v.ncattrs()) for n, v in f.variables.items()}, f.dimensions, coords, attrs)
+            if any({"scale_factor", "add_offset"} & {*v.ncattrs()} or " since " in str(getattr(v, "units", "")) for v in f.variables.values()): raise ValueError
+            kinds = {n: (v.dimensions, v.ncattrs(), v.dtype) for n, v in f.variables.items()}
+            faults = _faults(kinds, {n: len(d) for n, d in f.dimensions.items()}, coords, attrs)
             if not faults and attrs["schema_version"] == SCHEMA_VERSION:
                 return _View(attrs, coords, {n: f.variables[n][...] for n in SCHEMA} if arrays else {})
     except Exception: pass  # the netCDF library raises what it likes on damaged files; `load` says it well
@@ -371,12 +399,14 @@ def _load_all(found, report, strict, arrays=True):
     "Runs by run id; unreadable files go into the report, or raise when nothing may be left out."
     loaded = {}
     for name, path in found.items():
-        try: run = _read(path, arrays)
-        except (SchemaError, OSError) as e:
+        try:
+            run = _read(path, arrays)
+            holds = run_id(_read_config(run.attrs["config"]))
+        except (ValueError, OSError) as e:
             if strict: raise
-            report["unreadable"][name] = str(e)
+            report["unreadable"][name] = str(e) if str(path) in str(e) else f"{path}: {e}"
             continue
-        if run.attrs["run_id"] != name: report["unreadable"][name] = f"{path}: holds run {run.attrs['run_id']}, not the run its folder is named after"
+        if {run.attrs["run_id"], holds} != {name}: report["unreadable"][name] = f"{path}: holds run {holds}, not the run its folder is named after"
         elif run.attrs["status"] not in ("finished", "synthetic"): report["unreadable"][name] = f"{path}: status {run.attrs['status']!r}, 'finished' was wanted"
         else: loaded[name] = run
     return loaded
@@ -497,7 +527,7 @@ def _shared(runs):
     for name in sorted(set().union(*(ds.attrs for ds in runs))):
         values = [ds.attrs.get(name, "") for ds in runs]
         if name == "wall_time_s": out[name] = float(np.sum(values))
-        elif all(v == values[0] for v in values): out[name] = first[name]
+        elif all(type(v) is type(values[0]) and np.array_equal(v, values[0]) for v in values): out[name] = first[name]
         elif name == "config": out[name] = json.dumps([json.loads(v) for v in values])
         elif name not in ("run_id", "created"): out[name] = json.dumps(sorted(set(map(str, values))))
     return out | {"run_id": "collected", "config": out["config"]}

@@ -19,7 +19,7 @@ import filelock, psutil, xarray as xr, yaml
 from fastcore.basics import patch
 from fastcore.script import Param, call_parse
 
-from .config import ConfigError, TrainConfig, coerce, config, nearest, run_id
+from .config import ConfigError, TrainConfig, _shown, coerce, config, nearest, run_id
 from .results import SchemaError, _read, _refuse_mixed, collect, read_progress, synthetic, write_atomically
 
 # %% ../nbs/09_sweep.ipynb #54bbff01
@@ -31,7 +31,12 @@ def grid(
     for name, values in axes.items():
         if isinstance(values, (str, dict)) or not hasattr(values, "__iter__"):
             raise ConfigError(f"{name}: {values!r} came, a list of values was wanted. One value for all runs goes into the base.")
-    return [_Row({**(base or {}), **dict(zip(axes, row))}) for row in itertools.product(*map(list, axes.values()))]
+    return _product(base or {}, axes)
+
+
+def _product(base, axes):
+    "All combinations of `axes`, name → list of values, on top of `base`."
+    return [_Row({**base, **dict(zip(axes, row))}) for row in itertools.product(*map(list, axes.values()))]
 
 
 class _Row(dict):
@@ -56,7 +61,7 @@ def read_runs(
     path = Path(path)
     if not path.is_file(): raise ConfigError(f"{path}: there is no such file of runs.")
     try: tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as e: raise ConfigError(f"{path}: not readable as YAML: {e}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e: raise ConfigError(f"{path}: not readable as YAML: {e}") from None
     if isinstance(tree, list): tree = {"runs": tree}
     if not isinstance(tree, dict): raise ConfigError(f"{path}: a list of runs, or a mapping with base, grid and runs, was wanted.")
     faults = [f"{path}: {k}: there is no such part.{nearest(k, _PARTS)} Parts are {', '.join(_PARTS)}." for k in tree if k not in _PARTS]
@@ -64,7 +69,7 @@ def read_runs(
     faults += [f"{path}: {k}: a {kind.__name__} was wanted." for k, kind in _PARTS.items() if not isinstance(tree.get(k) or kind(), kind)]
     if faults: raise ConfigError("\n".join(faults))
     out = [_Row(base | r) if isinstance(r, dict) else r for r in rows]
-    out += grid(base, **{n: v if isinstance(v, list) else [v] for n, v in axes.items()}) if axes or not rows else []
+    out += _product(base, {n: v if isinstance(v, list) else [v] for n, v in axes.items()}) if axes or not rows else []
     return [_checked_row(r, f"{path}, run {i + 1}") for i, r in enumerate(out)]
 
 
@@ -73,10 +78,10 @@ _PARTS = {"base": dict, "grid": dict, "runs": list}
 # %% ../nbs/09_sweep.ipynb #b13dfa6e
 def _checked_row(row, origin):
     "The row with its origin; values inside values are refused."
-    if not isinstance(row, dict): raise ConfigError(f"{origin}: {row!r} came, names and values of one run were wanted.")
+    if not isinstance(row, dict): raise ConfigError(f"{origin}: {_shown(row)} came, names and values of one run were wanted.")
     for name, value in row.items():
         if isinstance(value, (list, dict)):
-            raise ConfigError(f"{origin}: {name}: {value!r} came, one value was wanted. Lists go into the part called grid.")
+            raise ConfigError(f"{origin}: {name}: {_shown(value)} came, one value was wanted. Lists go into the part called grid.")
     out = _Row({n: None if v == "~" else v for n, v in row.items()})
     out.origin = origin
     return out
@@ -135,9 +140,12 @@ def _target_faults(target):
     "What is wrong with the notebook that would be executed: a list of messages."
     import nbformat, papermill
     if not Path(target).is_file(): return [f"target: {target} is missing."]
-    try: nb = nbformat.read(target, as_version=4)
-    except Exception as e: return [f"target: {target} is no readable notebook ({type(e).__name__})."]
-    tagged = sum("parameters" in c.metadata.get("tags", []) for c in nb.cells)
+    try:
+        nb = nbformat.read(target, as_version=4)
+        nbformat.validate(nb)
+        tagged = sum(c.cell_type == "code" and "parameters" in c.metadata.get("tags", []) for c in nb.cells)
+        names, wanted = set(papermill.inspect_notebook(str(target))), {f.name for f in fields(TrainConfig)}
+    except Exception as e: return [f"target: {target} is no readable notebook ({type(e).__name__})."]  # the libraries raise what they like on damaged ones
     if tagged != 1: return [f"target: {target} has {tagged} cells tagged 'parameters', exactly one was wanted; nbdev_clean may have taken the tag."]
     names, wanted = set(papermill.inspect_notebook(str(target))), {f.name for f in fields(TrainConfig)}
     return [f"target: the parameters cell of {target} {verb} {n!r}.{nearest(n, other)}" for verb, some, other in
@@ -146,9 +154,11 @@ def _target_faults(target):
 # %% ../nbs/09_sweep.ipynb #71d54580
 def _as_config(run, out_dir, overrides):
     "A `TrainConfig` that writes into `out_dir`."
+    if not isinstance(run, (TrainConfig, dict)): raise ConfigError(f"{_shown(run)} came, names and values of one run were wanted.")
     values = asdict(run) | {"out_dir": str(out_dir)} if isinstance(run, TrainConfig) else dict(run)
-    if str(values.get("out_dir", out_dir)) != str(out_dir):
-        raise ConfigError(f"out_dir: {values['out_dir']!r} came, but the sweep decides where runs go ({out_dir}). Leave it out.")
+    given = values.get("out_dir", out_dir)
+    if not isinstance(given, (str, Path)) or str(given) != str(out_dir):
+        raise ConfigError(f"out_dir: {_shown(given)} came, but the sweep decides where runs go ({out_dir}). Leave it out.")
     return config(values | overrides | {"out_dir": str(out_dir)})
 
 
@@ -163,7 +173,7 @@ def _configs(runs, out_dir, overrides):
     for i, run in enumerate(runs):
         origin = getattr(run, "origin", "") or f"run {i + 1}"
         try: cfg = _as_config(run, out_dir, overrides)
-        except (ConfigError, TypeError) as e:
+        except ConfigError as e:
             faults += [f"{origin}: {line}" for line in str(e).splitlines()]
             continue
         if run_id(cfg) in made: faults.append(f"{origin}: {run_id(cfg)} is in the list already. List every run once.")
@@ -314,7 +324,7 @@ def _folder_faults(out_dir):
         write_atomically(probe, lambda p: p.write_text(""))
         probe.unlink()
         if not there: out_dir.rmdir()
-    except OSError as e: return [f"out_dir: nothing can be written to {out_dir}: {e}"]
+    except (OSError, ValueError) as e: return [f"out_dir: nothing can be written to {str(out_dir)!r}: {e}"]
     return []
 
 # %% ../nbs/09_sweep.ipynb #fd147a85
@@ -773,7 +783,7 @@ def _write_list(configs, out_dir):
     path, rows = out_dir / "runs.json", {}
     if path.exists():
         try: rows = {run_id(config(r)): r for r in json.loads(path.read_text(encoding="utf-8"))}
-        except (ValueError, TypeError) as e: raise ConfigError(f"{path} is no list of runs ({e}). Move it away.") from None
+        except (ValueError, TypeError, RecursionError) as e: raise ConfigError(f"{path} is no list of runs ({e}). Move it away.") from None
     rows |= {n: asdict(c) for n, c in configs.items()}
     write_atomically(path, lambda p: p.write_text(json.dumps(list(rows.values()), indent=1), encoding="utf-8"))
 

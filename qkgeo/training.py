@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['learning_rate', 'probe_steps', 'batch_at', 'make_model', 'make_optimizer', 'Run', 'pick_device', 'new_run',
            'reference_path', 'reference', 'without_control', 'autocast', 'update', 'save_checkpoint', 'read_checkpoint',
-           'resume', 'load_model', 'progress_line', 'Progress', 'check', 'TrainingFailed', 'finished', 'to_dataset',
-           'look', 'train']
+           'resume', 'load_model', 'progress_line', 'LiveView', 'Progress', 'check', 'TrainingFailed', 'finished',
+           'to_dataset', 'look', 'train']
 
 # %% ../nbs/08_training.ipynb #5424d284
 import json, math, os, signal, sys, threading, time, warnings
@@ -21,6 +21,7 @@ from .control import controller_from_config
 from .corpus import Corpus, fixed_batch, load_corpus, windows
 from .geometry import NotFinite
 from .model import GPT, GPTConfig, get_qk_init
+from .plots import live
 from .probe import probe_arrays
 from .results import SchemaError, dataset, load, provenance, save, write_atomically, write_progress
 
@@ -202,9 +203,26 @@ def read_checkpoint(
     try: state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # torch raises what it likes on damaged files
         raise ValueError(f"{path}: not a readable checkpoint ({type(e).__name__}). Delete it to start this run over.") from None
-    missing = {"format", "config", "vocab", "model", "step"} - set(state if isinstance(state, dict) else ())
-    if missing: raise ValueError(f"{path}: not a qkgeo checkpoint, it lacks {', '.join(sorted(missing))}.")
+    wrong = [n for n, kind in _PARTS.items() if not isinstance(state, dict) or not isinstance(state.get(n), kind)]
+    if wrong: raise ValueError(f"{path}: not a qkgeo checkpoint; missing or of another kind: {', '.join(wrong)}. Delete it to start this run over.")
+    if state["format"] != 1 or len(state["vocab"]) + 1 != state["vocab_size"]:
+        raise ValueError(f"{path}: format {state['format']} with {len(state['vocab'])} characters and {state['vocab_size']} ids came; "
+                         "format 1, with one id for each character and one for all others, was wanted. Delete it to start this run over.")
     return state
+
+
+_PARTS = {"format": int, "config": str, "vocab": str, "vocab_size": int, "corpus_sha256": str, "step": int, "average": (int, float),
+          "wall_time_s": (int, float), "model": dict, "optimizer": dict, "controller": dict, "rows": list}  # of a checkpoint
+
+
+@contextmanager
+def _fitting(what):
+    "Errors of a state that does not fit, in one line; they come in many kinds."
+    try: yield
+    except (KeyError, IndexError, TypeError, AttributeError, RuntimeError, ValueError) as e:
+        said = " ".join(str(e).split())[:300]
+        raise ValueError(f"{what} is damaged or of another version: its checkpoint does not fit ({type(e).__name__}: {said}). "
+                         "Delete it to start this run over.") from None
 
 # %% ../nbs/08_training.ipynb #824783c2
 def resume(
@@ -212,16 +230,18 @@ def resume(
     state: dict,  # what `read_checkpoint` gave
 ):
     "Put a run back to where its checkpoint was; a checkpoint of another configuration or text is refused."
-    theirs = from_json(state["config"])
+    with _fitting(run_id(run.cfg)): theirs = from_json(state["config"])
     if run_id(theirs) != run_id(run.cfg): raise ValueError(f"this checkpoint belongs to run {run_id(theirs)}, not to {run_id(run.cfg)}.")
     if state["corpus_sha256"] != run.corpus.sha256:
         raise ValueError(f"the text of {run.cfg.corpus!r} has changed since this run began (sha256 {state['corpus_sha256'][:12]}… then, "
                          f"{run.corpus.sha256[:12]}… now). Choose another out_dir, or bring the text back.")
-    run.model.load_state_dict(state["model"])
-    run.optimizer.load_state_dict(state["optimizer"])
-    run.controller.load_state_dict(state["controller"])
+    with _fitting(run_id(run.cfg)):
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        run.controller.load_state_dict(state["controller"])
+        run.rows = [{n: v.numpy() for n, v in row.items()} for row in state["rows"]]
+    if not 0 <= state["step"] <= run.cfg.steps: raise ValueError(f"this checkpoint is of step {state['step']}, the run has {run.cfg.steps}. Delete it.")
     run.step, run.average, run.wall_time_s = state["step"], state["average"], state["wall_time_s"]
-    run.rows = [{n: v.numpy() for n, v in row.items()} for row in state["rows"]]
 
 
 def load_model(
@@ -230,9 +250,10 @@ def load_model(
     "The model of a checkpoint, with the vocabulary that its ids mean."
     path = Path(path)
     state = read_checkpoint(path / "checkpoint.pt" if path.is_dir() else path)
-    cfg = from_json(state["config"])
-    model = make_model(cfg, state["vocab_size"])
-    model.load_state_dict(state["model"])
+    with _fitting(path):
+        cfg = from_json(state["config"])
+        model = make_model(cfg, state["vocab_size"])
+        model.load_state_dict(state["model"])
     return model.eval(), state["vocab"], cfg
 
 # %% ../nbs/08_training.ipynb #250506e7
@@ -259,8 +280,46 @@ def progress_line(
     return f"{bar} step {values['step']:,} of {values['steps']:,}, loss {values['loss']:.3f}, {values['steps_per_s']:.1f} steps/s, {left}"
 
 # %% ../nbs/08_training.ipynb #84f4b277
+class LiveView:
+    "The figure of a run under way: drawn when there is something new and it costs less than `share` of the time, and at the end."
+
+    def __init__(
+        self,
+        put,  # called with the figure
+        draw=live,  # called as draw(dataset, steps) → figure
+        share: float = 0.02,  # of the time, for all pictures together
+        every: float = 2.0,  # least seconds between two
+        clock=time.perf_counter,  # seconds
+    ):
+        self.put, self.draw, self.share, self.every, self.clock = put, draw, share, every, clock
+        self.began = self.last = clock()
+        self.spent, self.cost, self.seen = 0.0, 0.0, 0  # seconds for all pictures and for the last; rows in the last
+
+    def due(self):
+        "Whether one more picture, and one for the end, stay within the share."
+        now = self.clock()
+        return now - self.last >= self.every and self.spent + 2 * self.cost <= self.share * (now - self.began)
+
+    def __call__(self, run, end=False):
+        if not self.draw or len(run.rows) == self.seen or not (end or self.due()): return
+        began, self.seen = self.clock(), len(run.rows)
+        try: self.put(self.draw(_so_far(run), run.cfg.steps))
+        except Exception as e:  # whatever a picture dies of, the run goes on
+            self.draw = None
+            warnings.warn(f"the live figure failed and is left out from here on ({type(e).__name__}: {e}); the run goes on.", stacklevel=2)
+        self.last = self.clock()
+        self.cost = self.last - began
+        self.spent += self.cost
+
+
+def _so_far(run):
+    "What the live figure shows of a run, from the rows of its probes."
+    arrays = {n: np.stack([row[n] for row in run.rows]) for n in ("pr_layer", "train_loss", "val_loss")}
+    return dataset(arrays, [int(row["step"]) for row in run.rows])
+
+# %% ../nbs/08_training.ipynb #31e2fbc2
 class Progress:
-    "Tells how far a run is: progress.json about once a second, a line in the notebook or the terminal."
+    "Tells how far a run is: progress.json about once a second; a line in the notebook or the terminal; in the notebook a figure, too."
 
     def __init__(
         self,
@@ -270,7 +329,8 @@ class Progress:
     ):
         self.run, self.folder, self.show = run, folder, show
         self.began, self.first, self.told = time.perf_counter(), run.step, -math.inf
-        self.handle = None
+        self.handles = {}
+        self.view = LiveView(lambda fig: self._put("figure", fig)) if show and _in_kernel() else None
 
     def __call__(self, status="running", force=False, **more):
         "Tell, if a second has passed since the last time or `force` is set."
@@ -282,6 +342,7 @@ class Progress:
                   "steps_per_s": rate, "eta_s": (run.cfg.steps - run.step) / rate if rate else math.inf, "wall_time_s": self.wall_time_s}
         write_progress(self.folder, **values | more)
         if self.show: self._draw(progress_line(values), end=status != "running")
+        if self.view: self.view(run, end=status != "running")
 
     @property
     def wall_time_s(self): return self.run.wall_time_s + time.perf_counter() - self.began
@@ -289,13 +350,17 @@ class Progress:
     def _draw(self, line, end):
         "One line in place."
         if _in_kernel():
-            from IPython.display import DisplayHandle, Pretty
-            if self.handle: self.handle.update(Pretty(line))
-            else:
-                self.handle = DisplayHandle()
-                self.handle.display(Pretty(line))
+            from IPython.display import Pretty
+            self._put("line", Pretty(line))
         descriptor = _terminal()
         if descriptor is not None: os.write(descriptor, f"\r\x1b[K{line}{chr(10) if end else ''}".encode())
+
+    def _put(self, name, what):
+        "Show something, or put it in place of what was there."
+        from IPython.display import DisplayHandle
+        if name in self.handles: return self.handles[name].update(what)
+        self.handles[name] = DisplayHandle()
+        self.handles[name].display(what)
 
 # %% ../nbs/08_training.ipynb #a69befac
 def check(
@@ -384,8 +449,8 @@ def _last_checkpoint(folder):
 # %% ../nbs/08_training.ipynb #d8940127
 def train(
     cfg: TrainConfig,  # of the run
-    show: bool = True,  # draw a progress line
-    watch=None,  # called as watch(run) after every probe, for a live view
+    show: bool = True,  # show a progress line, and in a notebook a live figure
+    watch=None,  # called as watch(run) after every probe
 ):  # the run's dataset, as saved in `out_dir/<run id>/result.nc`
     "Train a run, go on with it where it stopped, or load it when it is finished. `TrainingFailed` when the loss is no number."
     corpus = check(cfg)
