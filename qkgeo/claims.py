@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WINDOW_START', 'EARLY', 'MIN_SEEDS', 'PRIMARY', 'STATEMENTS', 'UNITS', 'PR_CHOICES', 'WIDTHS', 'SHARPNESS', 'paired',
-           'holm', 'verdict', 'rank_correlation', 'contrasts', 'regimes', 'head_link', 'parts', 'combined', 'evaluate',
-           'claim_table', 'planted', 'planted_series', 'specification_curve']
+           'holm', 'verdict', 'rank_correlation', 'contrasts', 'regimes', 'head_link', 'shuffled_link', 'parts',
+           'combined', 'evaluate', 'claim_table', 'planted', 'planted_series', 'specification_curve']
 
 # %% ../nbs/10_claims.ipynb #93c3181d
 import itertools, json, warnings
@@ -542,6 +542,21 @@ def head_link(
     return xr.apply_ufunc(_partial, last[rank], sign * last[outcome], last.logit_std, input_core_dims=[["layer", "head"]] * 3,
                           vectorize=True, kwargs={"given": given})
 
+# %% ../nbs/10_claims.ipynb #a21b6abb
+def shuffled_link(
+    ds: xr.Dataset,  # one model; the last step is read
+    rank: str = "interaction_erank",  # variable over step, layer, head
+    outcome: str = "entropy",  # the same
+    given: str = "layer and scale",  # or "layer", or "nothing"
+    n: int = 400,  # shuffles
+    rng: int = 0,  # of the shuffles
+) -> tuple:  # 2.5 and 97.5 % quantile; NaN where there is nothing to correlate
+    "`head_link` when `rank` is shuffled among the heads of each layer: the range that chance gives."
+    last, draw = ds.isel(step=-1), np.random.default_rng(rng)
+    x, y, scale = (last[v].transpose("layer", "head").values for v in (rank, outcome, "logit_std"))
+    found = [_partial(draw.permuted(x, axis=1), -y if outcome == "peak" else y, scale, given) for _ in range(n)]
+    return tuple(map(float, np.nanquantile(found, (0.025, 0.975)))) if np.isfinite(found).any() else (np.nan, np.nan)
+
 # %% ../nbs/10_claims.ipynb #b29f68d1
 def _model_links(models, rank, outcome="entropy", given="layer and scale"):
     "`head_link` of every model: dim model; seeds of one model are averaged."
@@ -577,7 +592,7 @@ def _check(ds):
 
 
 def parts(
-    ds: xr.Dataset,  # a cube of runs, or one run
+    ds: xr.Dataset | None,  # a cube of runs, or one run; None where C5 and C6 alone are judged, from `series`
     arms: xr.Dataset | None = None,  # the cube with the controlled runs, where that is another one
     series=None,  # pretrained models: dict name → dataset, or a list
     window: int = WINDOW_START,  # step from which the later window may start
@@ -585,11 +600,12 @@ def parts(
     claims=tuple(STATEMENTS),  # those to judge
 ) -> xr.Dataset:  # dim part: claim, predicted sign, effect, intervals, direction, p, n, verdict, decides, definition, missing
     "Every part of every claim with its verdict. `decides` tells those that settle a claim from those that stand beside."
-    for x in (ds, arms, *_named(series).values()):
-        if x is not None: _check(x)
     unknown = [c for c in claims if c not in STATEMENTS]
     if unknown or not claims: raise ValueError(f"claims {unknown} came, some of {', '.join(STATEMENTS)} were wanted.")
-    free = _uncontrolled(ds)
+    if ds is None and not set(claims) <= {"C5", "C6"}: raise ValueError(f"no cube came for claims {', '.join(claims)}. Give what `collect` returns.")
+    for x in (ds, arms, *_named(series).values()):
+        if x is not None: _check(x)
+    free = None if ds is None else _uncontrolled(ds)
     free_claim = lambda claim, judge: judge(free, window) if free is not None else [_not_run(claim, "all", "the cube has no uncontrolled runs")]
     judges = {"C1": lambda: free_claim("C1", _c1), "C2": lambda: free_claim("C2", _c2), "C3": lambda: free_claim("C3", _c3),
               "C4": lambda: _c4(ds if arms is None else arms, primary), "C5": lambda: _c5(series), "C6": lambda: _c6(free, series)}
@@ -642,7 +658,7 @@ def _beside(own, claim):
 
 # %% ../nbs/10_claims.ipynb #3158bb35
 def evaluate(
-    ds: xr.Dataset,  # a cube of runs, or one run
+    ds: xr.Dataset | None,  # a cube of runs, or one run; None where C5 and C6 alone are judged, from `series`
     arms: xr.Dataset | None = None,  # the cube with the controlled runs, where that is another one
     series=None,  # pretrained models: dict name → dataset, or a list
     window: int = WINDOW_START,  # step from which the later window may start

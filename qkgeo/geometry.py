@@ -147,7 +147,7 @@ def spectrum(
         raise ValueError(f'{name}: not symmetric, |C - Cᵀ| reaches {float((skew / top).max()):.3g} of max |C|. '
                          'Eigenvalues of one triangle would be wrong; use singular values (torch.linalg.svdvals)')
     s = torch.linalg.eigvalsh((C + C.mT) / 2).flip(-1)
-    if bool((s[..., -1] < -1e-6 * top).any()):
+    if bool((s[..., -1] < -1e-6 * s[..., 0].clamp(min=torch.finfo(C.dtype).tiny)).any()):
         raise ValueError(f'{name}: smallest eigenvalue {float(s[..., -1].min()):.3g}; a covariance has none below 0')
     return s.clamp(min=0)
 

@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['IMPLEMENTATION', 'ROPE', 'PYTHIA_REVISIONS', 'FAMILIES', 'ArchitectureError', 'RevisionError',
            'transformers_or_advice', 'Captured', 'capturing', 'attention_from', 'attention_layers', 'prove_capture',
-           'groups_of', 'next_key_head', 'row_entropy', 'qk_weights', 'weight_spectra', 'probe_arrays',
-           'load_checkpoint', 'load_tokenizer', 'text_windows', 'revision_step', 'revision_tokens', 'find_revisions',
-           'weights_hash', 'weight_shape', 'fresh_shape', 'copy_config', 'integrity', 'probe_pretrained',
-           'SeriesConfig', 'series_config', 'SeriesGuard', 'series_steps', 'train_series', 'series_folder',
-           'run_series']
+           'groups_of', 'row_entropy', 'qk_weights', 'weight_spectra', 'probe_arrays', 'load_checkpoint',
+           'load_tokenizer', 'text_windows', 'revision_step', 'revision_tokens', 'find_revisions', 'weights_hash',
+           'weight_shape', 'fresh_shape', 'copy_config', 'integrity', 'probe_pretrained', 'SeriesConfig',
+           'series_config', 'SeriesGuard', 'series_steps', 'train_series', 'series_folder', 'run_series']
 
 # %% ../nbs/11_pretrained.ipynb #a9406ebc
-import hashlib, json, os, re, sys, time, warnings
+import hashlib, json, os, pickle, re, sys, time, warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np, torch, xarray as xr
@@ -22,11 +22,10 @@ from tqdm.auto import tqdm
 
 from .config import ConfigError, ParameterGuard, coerce, nearest
 from .corpus import load_corpus
-from .geometry import (NotFinite, SequenceMoments, check_finite, effective_rank, expand_kv, interaction_pr, interaction_spectrum,
-                            kv_head, pooled_moments, qk_weight_spectrum)
-from .probe import (LayerState, evaluating, head_arrays, interaction_arrays, joint_arrays, sequence_grams,
+from .geometry import NotFinite, check_finite, expand_kv, kv_head, qk_weight_spectrum
+from .probe import (LayerState, add_moments, evaluating, head_arrays, interaction_arrays, joint_arrays, next_head, qk_arrays,
                          subset_positions, weight_arrays)
-from .results import SCHEMA, SCHEMA_VERSION, SIDES, SchemaError, dataset, git_commit, load, save, versions
+from .results import SCHEMA, SCHEMA_VERSION, SIDES, SchemaError, dataset, git_commit, load, save, versions, write_atomically
 
 # %% ../nbs/11_pretrained.ipynb #b863e45f
 class ArchitectureError(ValueError):
@@ -230,57 +229,20 @@ class _Layer:
     settings: tuple = ()  # scale, softcap, sinks
 
 
-def _centred_grams(x):
-    "Gram matrices about the mean of each sequence, (B, H, d, d), and those means, (B, H, 1, d), both float64, of x (B, H, T, d)."
-    own = x.mean(-2, keepdim=True, dtype=torch.float64)
-    pivot = own.to(x.dtype)
-    c, e = x - pivot, own - pivot  # e: what rounding left out
-    return (c.mT @ c).double() - x.shape[-2] * e.mT @ e, own
-
-
-def _sequence_moments(x, gram, own, padded):
-    "`SequenceMoments` of x (B, H, T, d) from its Gram matrices; with padding every position counts as a sequence, so that lengths may differ."
-    (B, _, T, _), mean = x.shape, own.mean(0)  # (H, 1, d)
-    within, total = gram.sum(0), gram.sum(0) + T * ((own - mean).mT @ (own - mean)).sum(0)
-    if padded: return SequenceMoments(B * T, mean, total, within)
-    at = x.mean(0, dtype=torch.float64)  # (H, T, d)
-    return SequenceMoments(B, at, total - B * (at - mean).mT @ (at - mean), within)
-
-# %% ../nbs/11_pretrained.ipynb #9d818a78
-def next_key_head(
-    x: torch.Tensor,  # of keys, repeated for the query heads
-    n_kv: int,  # key heads
-    dim: int,  # the axis of heads
-) -> torch.Tensor:  # the same shape; NaN where there is one key head, which has no other in its place
-    "The keys of the next key head in the place of each head's own: the next query head may read the same keys."
-    return torch.full_like(x, torch.nan) if n_kv == 1 else x.roll(-(x.shape[dim] // n_kv), dim)
-
-
-def _add(state, q, k, padded, keep, name):
-    "Moments, and QKᵀ of every sequence, of sequences of equal length: q (B, H, T, d), k (B, n_kv, T, d)."
-    grams, n_head, T = [], q.shape[1], q.shape[2]
-    for side, x in zip(SIDES, (q, k)):
-        state.joint[side].update(x.transpose(1, 2).flatten(2).flatten(0, 1), f"{side}, {name}")  # (B·T, H·d)
-        grams.append(_centred_grams(x))
-        state.heads[side] = state.heads[side].merge(_sequence_moments(x, *grams[-1], padded))
-    (qq, q_mean), (kk, k_mean) = grams
-    qq = qq + T * q_mean.mT @ q_mean  # about the origin
-    kk, kk_raw = (expand_kv(g, n_head) for g in (kk, kk + T * k_mean.mT @ k_mean))
-    for end, keys in (("", kk), ("_raw", kk_raw), ("_null", next_key_head(kk, k.shape[1], 1))):
-        null = end == "_null" and k.shape[1] == 1
-        state.add("qk_pr" + end, torch.full(keys.shape[:2], torch.nan) if null else interaction_pr(qq, keys))
-    state.kept += [(q[i].clone(), expand_kv(k[i], n_head)) for i in keep]
-    state.n_seq += q.shape[0]
-
 # %% ../nbs/11_pretrained.ipynb #4a87dd9a
+_PIECE = 2**19  # numbers that are worked on at a time
+
+
 def row_entropy(
     probs: torch.Tensor,  # (B, H, T, T) rows of attention; with a sink they sum to less than 1
     hidden: torch.Tensor,  # (B or 1, 1, T, T) True where a row may not look
     sink: bool = False,  # whether the missing mass is a sink's
 ) -> torch.Tensor:  # (B, H, T) 0 to 1; NaN where a row has one place to look at
     "Entropy of rows of attention over the log of the number of places that they may look at."
-    tiny = torch.finfo(probs.dtype).tiny
-    total = -(probs.clamp(min=tiny).log_() * probs).sum(-1) + 0.0  # (B, H, T); 0 log 0 is 0 here too, and this is many times faster than entr
+    tiny, heads = torch.finfo(probs.dtype).tiny, probs.flatten(0, 1)  # (B·H, T, T)
+    some = max(1, _PIECE // heads[0].numel())  # heads at a time: what is made of them stays in the processor's cache
+    parts = [p.clamp(min=tiny).log_().mul_(p).sum(-1) for p in heads.split(some)]  # 0 log 0 is 0 here too; entr is many times slower
+    total = 0.0 - torch.cat(parts).view(probs.shape[:-1])  # (B, H, T)
     n = (~hidden).sum(-1).to(probs.dtype)  # (B or 1, 1, T)
     if sink: total, n = total + torch.special.entr((1 - probs.sum(-1)).clamp(min=0)), n + 1
     return total / n.log().masked_fill(n < 2, torch.nan)
@@ -295,8 +257,7 @@ def _observe(layer, c, groups, drop_first, keep, name):
         some = [rows.index(i) for i in keep if i in rows]
         for rope, state in layer.states.items():
             q, k = (c.q, c.k) if rope == "after" else (c.q_before, c.k_before)
-            _add(state, *(of(x)[:, :, lo + drop_first:hi].float() if x.dtype.itemsize < 4 else of(x)[:, :, lo + drop_first:hi] for x in (q, k)),
-                 padded, some, name)
+            add_moments(state, *(of(x)[:, :, lo + drop_first:hi] for x in (q, k)), some, name, padded)
         hidden = (of(c.hidden) if len(c.hidden) == B else c.hidden)[:, :, lo:hi, lo:hi]
         first = max(1, drop_first)
         each = row_entropy(of(c.probs)[:, :, lo + first:hi, lo:hi], hidden[:, :, first:], c.sinks is not None)
@@ -317,7 +278,7 @@ def _shape(layer):
         add("squares", (l - mean).masked_fill(~seen, 0).square().sum((-2, -1)))
         add("peak", probs[:, first:].amax(-1).mean(-1))
         add("visible", seen.sum())
-        other = attention_from(q, next_key_head(expand_kv(k, len(q)), len(k), 0), hidden, scale, softcap, sinks)[1]
+        other = attention_from(q, next_head(expand_kv(k, len(q)), len(k), 0), hidden, scale, softcap, sinks)[1]
         add("null", row_entropy(other[None, :, first:], hidden[None, :, first:], sinks is not None)[0].nanmean(-1))
     std = (sums["squares"] / sums["visible"]).sqrt()  # (H,)
     unit = std.float().masked_fill(std < 1e-7, 1)[:, None, None]
@@ -334,29 +295,19 @@ ROPE = ("before", "after")
 _ROTATED = tuple(n for n in SCHEMA if n.startswith(("pr", "energy", "spectrum", "interaction", "qk_")) and "weight" not in n)
 
 
-def _nulls(states):
-    "interaction_pr_null and interaction_erank_null (layer, head): each query head with the keys of the next key head."
-    M = torch.stack([pooled_moments(st.heads["query"]).covariance(center=False) for st in states])  # (L, H, d, d)
-    C = torch.stack([pooled_moments(st.heads["key"]).covariance() for st in states])  # (L, n_kv, d, d)
-    if C.shape[1] == 1: return dict.fromkeys(("interaction_pr_null", "interaction_erank_null"), np.full(M.shape[:2], np.nan))
-    other = next_key_head(expand_kv(C, M.shape[1]), C.shape[1], 1)
-    return {"interaction_pr_null": interaction_pr(M, other).cpu().numpy(),
-            "interaction_erank_null": effective_rank(interaction_spectrum(M, other)).cpu().numpy()}
+def _even(kept):
+    "The subset with equal lengths, q and k (1, H, S, T, d): queries of zero and keys at their mean are added, which change no Gram matrix."
+    T = max(q.shape[1] for q, _ in kept)
+    longer = lambda x, row: torch.cat([x, row.expand(-1, T - x.shape[1], -1)], 1)  # (H, T, d)
+    pairs = [(longer(q, torch.zeros_like(q[:, :1])), longer(k, k.mean(1, keepdim=True))) for q, k in kept]
+    return [torch.stack(x, 1)[None] for x in zip(*pairs)]
 
 
-def _qk_arrays(states):
-    "QKᵀ: means over sequences; spectrum and effective rank over the subset. (layer, head[, rank])"
+def _qk(states):
+    "QKᵀ: means over sequences, and what the subset tells. (layer, head[, rank])"
     out = {n: torch.stack([st.sums[n] / st.n_seq for st in states]).cpu().numpy() for n in ("qk_pr", "qk_pr_raw", "qk_pr_null")}
-    parts, n_kv = {"qk_spectrum": [], "qk_erank": [], "qk_erank_null": []}, states[0].heads["key"].pos_mean.shape[0]
-    for st in states:
-        grams = [sequence_grams(q[None], k[None])[:2] for q, k in st.kept]
-        qq, kk = (torch.cat(g) for g in zip(*grams))  # (S, H, d, d)
-        squared = interaction_spectrum(qq, kk)
-        null = effective_rank(interaction_spectrum(qq, next_key_head(kk, n_kv, 1)).sqrt()) if n_kv > 1 else torch.full(qq.shape[:2], torch.nan)
-        parts["qk_spectrum"].append(squared.mean(0))
-        parts["qk_erank"].append(effective_rank(squared.sqrt()).mean(0))
-        parts["qk_erank_null"].append(null.to(squared).mean(0))
-    return out | _nulls(states) | {n: torch.stack(v).cpu().numpy() for n, v in parts.items()}
+    parts = [qk_arrays(*_even(st.kept), st.heads["key"].pos_mean.shape[0]) for st in states]
+    return out | {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
 
 
 def _arrays(layers, padded):
@@ -364,7 +315,7 @@ def _arrays(layers, padded):
     out = {}
     for rope in layers[0].states:
         states = [x.states[rope] for x in layers]
-        out[rope] = head_arrays(states) | interaction_arrays(states) | joint_arrays(states) | _qk_arrays(states)
+        out[rope] = head_arrays(states) | interaction_arrays(states) | joint_arrays(states) | _qk(states)
         if padded: out[rope]["pr_content"] = np.full_like(out[rope]["pr_content"], np.nan)
     after = [x.states["after"] for x in layers]
     shapes = [_shape(x) for x in layers]
@@ -423,13 +374,13 @@ def _inputs(model, ids, mask):
 
 
 def _loss(logits, ids, mask):
-    "Sum of the next-token loss in nats, and its count; one sequence at a time, since vocabularies are large."
-    total, n = 0.0, 0
-    for row, x, m in zip(logits, ids, mask):
-        good = m[1:] & m[:-1]
-        total += float(torch.nn.functional.cross_entropy(row[:-1][good].float(), x[1:][good], reduction="sum"))
-        n += int(good.sum())
-    return total, n
+    "Sum of the next-token loss in nats, and its count; some rows at a time, since vocabularies are large."
+    good, some = mask[:, 1:] & mask[:, :-1], max(1, _PIECE // logits.shape[-1])
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    for row, x, real in zip(logits, ids, good):
+        for part, to, at in zip(row[:-1].split(some), x[1:].split(some), real.split(some)):
+            total += torch.nn.functional.cross_entropy(part.float(), to, reduction="none")[at].double().sum()
+    return float(total), int(good.sum())
 
 
 def _stream(model, ids, mask, batch, subset, drop_first, rope, name, bar):
@@ -931,27 +882,51 @@ def series_steps(
 _TRAINING = ("family", "depth", "d_model", "n_head", "n_kv", "vocab_size", "steps", "train_batch", "lr", "seed", "text", "context", "threads", "device")
 
 
+def _wanted(cfg):
+    "What a training depends on, as text."
+    return json.dumps({n: getattr(cfg, n) for n in _TRAINING}, sort_keys=True)
+
+
+def _rate(cfg, step):
+    "Learning rate of a step: warm-up over a hundredth of the run, then a cosine down to a tenth."
+    return float(cfg.lr * min((step + 1) / max(1, cfg.steps // 100), 0.1 + 0.45 * (1 + np.cos(np.pi * step / cfg.steps))))
+
+
+def _resume(path, wanted, model, optimizer, draw):
+    "Put the state of a training that was stopped into its parts; the step it goes on from, 0 where there is none."
+    try: state = torch.load(path, map_location=model.device)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError): return 0  # none, or cut short
+    if state["wanted"] != wanted: return 0
+    for part, name in ((model, "model"), (optimizer, "optimizer")): part.load_state_dict(state[name])
+    draw.set_state(state["draw"].cpu())
+    return state["step"]
+
+# %% ../nbs/11_pretrained.ipynb #7ad976cc
 def train_series(
     cfg: SeriesConfig,
     folder,  # one subfolder a revision goes in here
     progress: bool = True,  # show a bar
+    every: int = 200,  # steps between states that a stopped training goes on from
 ) -> list:  # names of the revisions
-    "Train a tokenizer and a small model and save revisions; a finished series is left as it is."
+    "Train a tokenizer and a small model and save revisions; a finished series is left as it is, a stopped one goes on."
     folder, saved = Path(folder), series_steps(cfg.steps)
-    names, done = [f"step{s}" for s in saved], folder / "series.json"
-    wanted = json.dumps({n: getattr(cfg, n) for n in _TRAINING}, sort_keys=True)
+    names, done, kept = [f"step{s}" for s in saved], folder / "series.json", folder / "state.pt"
+    wanted = _wanted(cfg)
     if done.is_file() and done.read_text(encoding="utf-8") == wanted: return names
     text, _ = _text(cfg.text, cfg.text_dir)
     tokenizer, model = _bpe(text, cfg.vocab_size), _new_model(cfg).to(cfg.device).train()
     ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
     draw, optimizer = torch.Generator().manual_seed(cfg.seed), torch.optim.AdamW(model.parameters(), lr=cfg.lr, betas=(0.9, 0.95), weight_decay=0.1)
-    warmup = max(1, cfg.steps // 100)
-    for step in tqdm(range(cfg.steps + 1), desc=f"training {cfg.family}", unit="step", disable=not progress):
+    start = _resume(kept, wanted, model, optimizer, draw)
+    for step in tqdm(range(start, cfg.steps + 1), desc=f"training {cfg.family}", unit="step", initial=start, total=cfg.steps + 1, disable=not progress):
         if step in saved:
             with _without_bars():
                 for part in (model, tokenizer): part.save_pretrained(folder / f"step{step}")
         if step == cfg.steps: break
-        for g in optimizer.param_groups: g["lr"] = cfg.lr * min((step + 1) / warmup, 0.1 + 0.45 * (1 + np.cos(np.pi * step / cfg.steps)))
+        if step in saved or step % every == 0:
+            state = {"wanted": wanted, "step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "draw": draw.get_state()}
+            write_atomically(kept, partial(torch.save, state))
+        for g in optimizer.param_groups: g["lr"] = _rate(cfg, step)
         at = torch.randint(0, len(ids) - cfg.context, (cfg.train_batch,), generator=draw)
         x = ids[at[:, None] + torch.arange(cfg.context)].to(cfg.device)  # (B, T)
         loss = model(input_ids=x, labels=x, use_cache=False).loss
@@ -959,6 +934,7 @@ def train_series(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step(); optimizer.zero_grad(set_to_none=True)
     done.write_text(wanted, encoding="utf-8")
+    kept.unlink(missing_ok=True)
     return names
 
 # %% ../nbs/11_pretrained.ipynb #8ce0f789
@@ -966,7 +942,10 @@ def series_folder(
     cfg: SeriesConfig,
 ) -> Path:  # where its checkpoints and results are
     "A readable folder in `out_dir`; another training of the analogue gives another one."
-    if cfg.source != "analogue": return Path(cfg.out_dir) / re.sub(r"[^\w.-]+", "-", cfg.source.strip("/"))
+    if cfg.source != "analogue":
+        plain = cfg.source.strip("/").replace("/", "-")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plain).strip("-.")[:80]
+        return Path(cfg.out_dir) / (name if name and name == plain else f"{name or 'x'}-{hashlib.sha256(cfg.source.encode()).hexdigest()[:8]}")
     made = {f.name: getattr(cfg, f.name) for f in fields(cfg) if f.name in _TRAINING}
     return Path(cfg.out_dir) / f"analogue-{cfg.family}-depth{cfg.depth}-seed{cfg.seed}-{hashlib.sha256(json.dumps(made).encode()).hexdigest()[:8]}"
 
@@ -986,6 +965,6 @@ def run_series(
     revisions = {"all": "all", "pythia": list(PYTHIA_REVISIONS), "none": None, "": None}.get(cfg.revisions, [r.strip() for r in cfg.revisions.split(",")])
     out = probe_pretrained(str(source), text, revisions, context=cfg.context, n_sequences=cfg.n_sequences, batch=cfg.batch, subset=cfg.subset,
                            drop_first=cfg.drop_first, out_dir=folder / "probed", tokens_per_step=per_step, device=cfg.device, analogue=own, progress=progress)
-    out = out.assign_attrs(model=folder.name if own else cfg.source)
+    out = out.assign_attrs(model=folder.name if own else cfg.source, **({"training": _wanted(cfg)} if own else {}))
     save(out, folder / "result.nc")
     return out

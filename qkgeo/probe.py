@@ -89,7 +89,8 @@ def _moments(
     within, total = blocks(side.joint), blocks(joint.comoment)
     if padded: return joint, SequenceMoments(B * T, mean.view(H, 1, d), total, within)
     at = side.c.mean(0).double() + mean  # (T, D)
-    content = total - B * blocks((at - mean).mT @ (at - mean))
+    by_head = (at - mean).view(T, H, d).transpose(0, 1)  # (H, T, d)
+    content = total - B * by_head.mT @ by_head
     trace = lambda M: M.diagonal(dim1=1, dim2=2).sum(-1)
     if bool((trace(content) < 0.1 * trace(total)).any()):
         e = side.c - (at - side.own).to(side.c.dtype)  # (B, T, D)

@@ -368,7 +368,8 @@ def check(
 ) -> Corpus:  # its text, loaded
     "Load the text of a run, and refuse by name what the run cannot get here."
     get_qk_init(cfg.qk_init)
-    pick_device(cfg.device)
+    if cfg.precision == "bf16" and pick_device(cfg.device) == "cpu" and not any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name):
+        warnings.warn("precision: 'bf16' will not pay here, since this processor has no bf16 instructions. Use float32.", stacklevel=3)
     corpus = load_corpus(cfg.corpus, cfg.corpus_dir, cfg.val_fraction)
     batch_at(corpus.train, cfg, 0)
     fixed_batch(corpus.val, cfg.context, cfg.probe_sequences)
@@ -460,6 +461,7 @@ def train(
         if ds is not None:
             if ds.attrs["corpus_sha256"] != corpus.sha256:
                 raise ValueError(f"{folder} was trained on another text called {cfg.corpus!r}. Choose another out_dir.")
+            if "ensemble" in ds.attrs: raise ValueError(f"{folder} is of an ensemble, which equals this run within rounding only. Choose another out_dir.")
             if show: print(f"{run_id(cfg)} is finished; its result was loaded from {folder / 'result.nc'}")
             return ds
         batch = fixed_batch(corpus.val, cfg.context, cfg.probe_sequences)

@@ -18,8 +18,9 @@ from qkgeo.config import config, run_id
 from qkgeo.results import load, save, synthetic
 
 PAPER = ROOT / "paper"
-FIGURES = ["overview", "f1_trajectories", "f2_gap", "f3_coupling", "f4_causal", "f5_dose", "f6_specifications", "f7_spectra", "f8_origin", "t1_claims"]
-NOTEBOOKS = [*FIGURES, "report", "collect", "acute"]
+FIGURES = ["overview", "f1_trajectories", "f2_gap", "f3_coupling", "f4_causal", "f5_dose", "f6_specifications", "f7_spectra", "f8_origin",
+           "f9_pretraining", "f10_link", "t1_claims"]
+NOTEBOOKS = [*FIGURES, "report", "collect", "acute", "pretrained"]
 SETS = [p for p in sorted((PAPER / "results").glob("*.nc"))]
 needs_sets = pytest.mark.skipif(not SETS, reason="there are no datasets in paper/results yet")
 
@@ -101,7 +102,7 @@ def test_without_datasets_everything_says_not_run(tmp_path):
     assert table.count("| not run |") == 10 and "supported" not in table
     report = said(tmp_path / "report.ipynb")
     assert "has not been run" in report and ": supported" not in report and ": contradicted" not in report
-    assert sorted(p.suffix for p in (tmp_path / "figures").iterdir() if p.stem not in ("t1_claims",)) == [".csv"] * 4
+    assert sorted(p.suffix for p in (tmp_path / "figures").iterdir() if p.stem not in ("t1_claims",)) == [".csv"] * 6
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -117,7 +118,7 @@ def test_every_paper_notebook_is_known():
     assert {p.stem for p in PAPER.glob("*.ipynb")} == set(NOTEBOOKS)
 
 
-NAMES = r"C[1-6]|[FT][1-8]|[ft]\d\w*|arXiv 2609\.34273|ACML 2026|WikiText-(2|103)|95 %|step 0"  # names with a digit in them, and the level of the intervals
+NAMES = r"C[1-6]|[FT]\d+|[ft]\d\w*|arXiv 2609\.34273|ACML 2026|WikiText-(2|103)|95 %|step 0"  # names, and a level
 
 
 def texts(tree):
@@ -171,11 +172,41 @@ def test_collect_puts_other_differences_along_variant(tmp_path):
 
 @pytest.mark.parametrize(("name", "given", "says"), [
     ("collect", {"runs_dri": "runs", "out": "x"}, "both are wanted"), ("acute", {"runs_dri": "runs"}, "runs_dir: '' came"),
-    ("collect", {"runs_dir": "nowhere", "out": "x"}, "there is no such file")])
+    ("collect", {"runs_dir": "nowhere", "out": "x"}, "there is no such file"), ("pretrained", {"sorce": "x.nc", "out": "x"}, "all three are wanted"),
+    ("pretrained", {"source": "x.nc", "out": "x", "title": "X"}, "there is no such file")])
 def test_a_misspelt_or_wrong_folder_is_refused(tmp_path, name, given, says):
     done = run(name, "out.ipynb", tmp_path, **given)
     assert done.returncode != 0 and says in done.stderr
     assert not list(tmp_path.rglob("*.nc"))
+
+
+def pretrained(path, name, analogue, steps, seed):
+    "A made-up model of four layers and six query heads that share two key heads, as `nbs/checkpoints.ipynb` leaves it."
+    draw, one = np.random.default_rng(seed), synthetic(config(depth=4, d_model=48, n_head=6, seed=seed), steps)
+    sided = [n for n, v in one.data_vars.items() if {"head", "side"} <= set(v.dims)]
+    two = xr.concat([one, one], xr.Variable("rope", ["before", "after"]), data_vars=sided, coords="minimal", compat="override")
+    for n in ("pr", "entropy", "interaction_erank", "logit_std"): two[n] = two[n] * draw.uniform(0.7, 1, two[n].shape)
+    two["pr"] = two.pr.where((two.side == "query") | (two["head"] < 2))
+    two = two.assign_coords(tokens=("step", 1e3 * np.array(steps) if len(steps) > 1 else [np.nan]))
+    attrs = {"config": json.dumps({"source": f"/somewhere/{name}"}), "analogue": analogue, "architecture": "LlamaForCausalLM", "facts": "{}"}
+    save(two.assign(n_kv=xr.full_like(two.n_kv, 2)).assign_attrs(attrs), path)
+
+
+def test_pretrained_models_are_stored_drawn_and_judged(tmp_path):
+    made = {"a": (0, (0,)), "b": (0, (0,)), "c": (1, (0, 10, 20, 40, 80))}
+    for i, (name, (analogue, steps)) in enumerate(made.items()):
+        pretrained(tmp_path / name / "result.nc", name, analogue, steps, i)
+        done = run("pretrained", f"{name}.ipynb", tmp_path, source=f"{name}/result.nc", out=name, title=f"Model {name}", results=tmp_path / "results")
+        assert done.returncode == 0, done.stderr
+        kept = load(tmp_path / "results" / f"pretrained_{name}.nc")
+        assert kept.attrs["model"] == f"Model {name}" and "somewhere" not in str(kept.attrs) and kept.pr.dtype == np.float32 and "facts" not in kept.attrs
+    for name in ("f9_pretraining", "f10_link", "t1_claims"):
+        done = run(name, f"{name}.ipynb", tmp_path, results=tmp_path / "results", figures=tmp_path / "figures")
+        assert done.returncode == 0, done.stderr
+    assert {"f9_series.png", "f9_models.png", "f10_heads.png", "f10_links.png"} <= {p.name for p in (tmp_path / "figures").iterdir()}
+    table = (tmp_path / "figures" / "t1_claims.csv").read_text(encoding="utf-8")
+    assert "C5,pretrained,not run" in table and "C6,pretrained,undecided" in table
+    assert "Series of public families: not run" in said(tmp_path / "f9_pretraining.ipynb")
 
 
 def test_acute_reads_checkpoints_and_the_compensated_arm_changes_nothing(tmp_path, text):

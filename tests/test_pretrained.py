@@ -261,20 +261,23 @@ def tensors(x):
 
 
 def cost(model, ids, repeats=3):
-    "Time of the probe's pass over that of the eager forward pass on the same batch, in one run."
+    "CPU time of the probe's pass, with the loss, over that of the eager forward pass on the same batch, in one run."
     import qkgeo.pretrained as p
-    eager = copy.deepcopy(model)
+    eager, real = copy.deepcopy(model), torch.ones_like(ids, dtype=torch.bool)
     eager.set_attn_implementation("eager")
-    bare, watched = [], []
     layers = [p._Layer({r: p.LayerState() for r in p.ROPE}) for _ in range(model.config.num_hidden_layers)]
-    groups = p.groups_of(torch.ones_like(ids))
-    with torch.no_grad():
-        for _ in range(repeats):
-            start = time.perf_counter(); eager(ids, use_cache=False); bare.append(time.perf_counter() - start)
-            start = time.perf_counter()
-            with capturing(model, lambda c: p._observe(layers[c.layer], c, groups, 0, [], "")): model(ids, use_cache=False)
-            watched.append(time.perf_counter() - start)
-    return min(watched) / min(bare)
+
+    def watched():
+        with capturing(model, lambda c: p._observe(layers[c.layer], c, p.groups_of(real), 0, [], "")):
+            p._loss(model(ids, use_cache=False).logits, ids, real)
+
+    def seconds(run):  # of this process: other work may share the machine
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    with torch.no_grad(): times = [(seconds(lambda: eager(ids, use_cache=False)), seconds(watched)) for _ in range(repeats)]
+    bare, seen = (min(x) for x in zip(*times))
+    return seen / bare
 
 
 def test_cost_of_the_probe_beside_the_forward_pass():
@@ -282,7 +285,7 @@ def test_cost_of_the_probe_beside_the_forward_pass():
                                max_position_embeddings=256))
     ratio = cost(model, torch.randint(8000, (4, 256), generator=torch.Generator().manual_seed(0)))
     print(f"ratio {ratio:.2f}")
-    assert ratio < 1.8  # 1.3 is the aim on a quiet machine at the width of real models
+    assert ratio < 1.7  # about 1.4 at this width; 1.3 is the aim at the width of real models
 
 
 CHECKPOINTS = ROOT / "nbs" / "checkpoints.ipynb"
@@ -335,3 +338,5 @@ def test_real_weights(folder, layers, n_head, n_kv):
     proof = json.loads(ds.attrs["proof"])["main"]
     assert proof["captures"] == layers and proof["logits"] < 1e-4 and proof["rows"] < 1e-4
     assert float(ds.val_loss[0]) < 6 and load_tokenizer(source) is not None
+    last = ds.sel(rope="after").isel(step=-1)
+    assert np.isfinite(last.interaction_erank).all() and bool(np.isfinite(last.interaction_erank_null).all()) == (n_kv > 1)
