@@ -9,7 +9,6 @@ __all__ = ['GAMMA_MAX', 'ENERGIES', 'GAIN_MAX', 'FLOOR', 'FLAGS', 'power_pr', 'f
 
 # %% ../nbs/07_control.ipynb #470e6b33
 import copy
-import difflib
 import math
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +19,7 @@ import xarray as xr
 from fastcore.basics import patch
 from torch import nn
 
-from .config import MODES, TrainConfig, _shown
+from .config import MODES, TrainConfig, _shown, nearest
 from .geometry import Moments
 from .model import Attention, attentions
 from .probe import probe
@@ -202,9 +201,7 @@ def _layer_numbers(layers, n):
 
 def _one_of(name, value, choices):
     if not isinstance(value, str) or value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else ()
-        hint = f' Did you mean {near[0]!r}?' if near else ''
-        raise ValueError(f'{name}: {_shown(value)} is not one of {", ".join(map(repr, choices))}.{hint}')
+        raise ValueError(f'{name}: {_shown(value)} is not one of {", ".join(map(repr, choices))}.{nearest(value, choices)}')
 
 
 def _faults(mode, target, factor, energy, side, space, unit, ramp, reference, width, grouped):

@@ -30,6 +30,7 @@ import numpy as np
 from filelock import FileLock
 
 from .config import _shown
+from .results import write_atomically
 
 # %% ../nbs/04_corpus.ipynb #d85d7984
 UNKNOWN = 0  # the reserved id: every character outside the vocabulary; rendered as U+FFFD
@@ -367,19 +368,6 @@ def default_cache_dir(
     if os.environ.get('QKGEO_CACHE'): return Path(os.environ['QKGEO_CACHE']).expanduser().absolute()
     return Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser().absolute()/'qkgeo'
 
-def _write_atomic(
-    path, # file to write
-    write # function of the open binary file
-):
-    "Write a file under a temporary name in its folder, then rename it."
-    fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=path.name + '.', suffix='.tmp')
-    try:
-        with os.fdopen(fd, 'wb') as f: write(f)
-        os.chmod(tmp, 0o644)
-        os.replace(tmp, path)
-    finally:
-        if os.path.exists(tmp): os.unlink(tmp)
-
 def _crc(path):
     "CRC-32 of a file, read in pieces."
     crc = 0
@@ -421,15 +409,16 @@ def _build_entry(entry, source, val_fraction, min_count):
             if not c.sum():
                 raise ValueError(f'the {side} part of {source.name} is empty ({how}); use a longer text or another val_fraction, now {val_fraction}')
         vocab, threshold = choose_vocab(counts[0], min_count)
-        def write(f): done['n'], done['crc'] = _write_ids(parts, vocab, f)
-        _write_atomic(Path(f'{entry}.ids'), write)
+        def write(path):
+            with open(path, 'wb') as f: done['n'], done['crc'] = _write_ids(parts, vocab, f)
+        write_atomically(f'{entry}.ids', write)
     n = [int(c.sum()) for c in counts]
     if done['n'] != sum(n): raise OSError(f'the text of {source.name} changed while it was read ({sum(n)} characters, then {done["n"]}); load it again')
     unknown = [int(c.sum() - c[_codes(vocab)].sum()) for c in counts]
     dtype = smallest_dtype(len(vocab) + 1)
     meta = {'sha256': sha.hexdigest(), 'vocab': vocab, 'dtype': dtype.str, 'n': n, 'unknown': unknown, 'min_count': threshold, 'split': how,
             'unk_marks': marks['<unk>'], 'hyphen_marks': marks[' @-@ '], 'key': source.key, 'n_bytes': sum(n)*dtype.itemsize, 'crc': done['crc']}
-    _write_atomic(Path(f'{entry}.json'), lambda f: f.write(json.dumps(dict(meta, seal=_sealed(meta))).encode()))
+    write_atomically(f'{entry}.json', lambda path: path.write_text(json.dumps(dict(meta, seal=_sealed(meta))), encoding='utf-8'))
     return meta
 
 # %% ../nbs/04_corpus.ipynb #8b286ee5

@@ -8,7 +8,6 @@ __all__ = ['EMBEDDING_STD', 'register_qk_init', 'gaussian_', 'orthogonal_', 'tie
            'GPT', 'n_params']
 
 # %% ../nbs/05_model.ipynb #ea4d3702
-import difflib
 import math
 import operator
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from .config import nearest
 
 # %% ../nbs/05_model.ipynb #30808a9d
 _QK_INITS = {}
@@ -80,8 +81,7 @@ def get_qk_init(
 ):
     "The initialisation registered as `name`; an unknown name raises ValueError with the nearest known one."
     if isinstance(name, str) and name in _QK_INITS: return _QK_INITS[name]
-    near = difflib.get_close_matches(str(name), _QK_INITS, n=1, cutoff=0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else "Choose one of these, or add it with register_qk_init."
+    hint = nearest(name, _QK_INITS).strip() or "Choose one of these, or add it with register_qk_init."
     raise ValueError(f"qk_init={name!r} is unknown: wanted one of {', '.join(map(repr, _QK_INITS))}. {hint}")
 
 # %% ../nbs/05_model.ipynb #d65b01c6

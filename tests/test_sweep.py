@@ -289,7 +289,7 @@ def test_nothing_starts_when_something_is_wrong(tmp_path, quick, text, monkeypat
     for words in ("workers: 500 ×", "no.txt", "run 3: lr: 'nan' came", "Did you mean 'depth'?", "run 5: out_dir:", "'tied'"): assert words in err, words
     (tmp_path / "file").write_text("")
     code, _, err = finish(command(listed(rows[:1], tmp_path), "--out_dir", "file"))
-    assert code == 2 and "out_dir: nothing can be written to file" in err
+    assert code == 2 and "out_dir: nothing can be written to 'file'" in err
     nb = nbformat.read(quick, as_version=4)
     nb.cells[0].metadata.tags = []
     nbformat.write(nb, tmp_path / "untagged.ipynb")
