@@ -72,6 +72,7 @@ def _side(
         grams.append(G.view(-1, H, d, H, d).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2))  # (b, H, d, d)
     if not bool(joint.isfinite().all()):
         check_finite(x, name)
+        if x.dtype == torch.float64: raise ValueError(f"{name}: entries reach {float(x.abs().max()):.3g}, too large for a square. Look for a diverged run.")
         return _side(x.double(), name)  # too large for a square in float32
     return _Side(c, pivot.double() + rest, joint - T * rest[:, 0].mT @ rest[:, 0], _plus(torch.cat(grams), rest, -T))
 
@@ -123,6 +124,7 @@ def add_moments(
         state.joint[s], state.heads[s] = state.joint[s].merge(joint), state.heads[s].merge(heads)
     qq, kk_raw = (_plus(sides[s].grams, sides[s].own, T) for s in SIDES)  # about the origin
     kk, kk_raw = expand_kv(sides["key"].grams, n_head), expand_kv(kk_raw, n_head)
+    if qq.dtype != kk.dtype: qq, kk, kk_raw = qq.double(), kk.double(), kk_raw.double()  # one side was too large for float32
     for end, keys in (("", kk), ("_raw", kk_raw), ("_null", next_head(kk, n_kv, 1))):
         null = end == "_null" and n_kv == 1
         state.add("qk_pr" + end, torch.full((B, n_head), torch.nan) if null else product_pr(qq, keys, f"QKᵀ, {name}"))
