@@ -105,9 +105,9 @@ def causal_arms() -> tuple[list[dict], list[dict]]:  # primary arms, for eight s
 
 # %% ../nbs/09_sweep.ipynb #ed3c97f2
 def _causal():
-    "Primary arms with seeds 0 to 7, the others with 0 to 4."
+    "Primary arms with seeds 0 to 7, the others with 0 to 4; a seed in all arms before the next, so that a sweep that is cut leaves whole pairs."
     primary, secondary = causal_arms()
-    return [LONG | dict(depth=4, seed=s) | arm for arms, n in ((primary, 8), (secondary, 5)) for arm in arms for s in range(n)]
+    return [LONG | dict(depth=4, seed=s) | arm for arms, n in ((primary, 8), (secondary, 5)) for s in range(n) for arm in arms]
 
 
 PRESETS = {  # name: function that makes the list
