@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from conftest import ROOT, SMALL, as_args, cells
@@ -221,3 +222,15 @@ def test_acute_reads_checkpoints_and_the_compensated_arm_changes_nothing(tmp_pat
     change = abs(ds.entropy.sel(when="after") - ds.entropy.sel(when="before")).max(["seed", "layer", "head"])
     assert change.sel(arm="compensate") < 1e-4 < change.sel(arm="scale · × 0.5")
     assert os.path.getsize(tmp_path / "acute.nc") < 1e6
+
+
+def test_numbers_in_the_readme_are_those_of_the_table():
+    parts = pd.read_csv(PAPER / "figures" / "t1_parts.csv").query("set == 'wikitext'").set_index("part")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    moved = {f"{side} {when}": abs(parts.effect[f"C1 {side}, layer-wide, from step {when}"]) for side in ("queries", "keys") for when in ("0", "150 on")}
+    end, window = parts.loc["C2 layer-wide, at the end"], parts.loc["C2 layer-wide, from step 150 on"]
+    for words in (f"falls by {moved['queries 0']:.1f} dimensions from step 0 to the end and that of keys by {moved['keys 0']:.1f}",
+                  f"queries gain {moved['queries 150 on']:.1f} and keys lose {moved['keys 150 on']:.1f}",
+                  f"positive in {end['count']:.0f} of {end.total:.0f} seed-averaged trajectories, {end.effect:.1f} dimensions on average",
+                  f"it is not, in all {window.total - window['count']:.0f} of them"):
+        assert words in text, words
