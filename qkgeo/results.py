@@ -227,7 +227,7 @@ def _attribute_faults(attrs):
 
 
 AXES = ("depth", "qk_init", "control", "seed")
-_OUTER = (*AXES, "rope")
+_OUTER = (*AXES, "variant", "rope")  # other kinds of run side by side; before and after rotation in a pretrained model
 
 # %% ../nbs/01_results.ipynb #0438968b
 def write_atomically(

@@ -165,7 +165,7 @@ def test_collect_puts_other_differences_along_variant(tmp_path):
     sweep_folder(tmp_path / "runs", runs)
     done = run("collect", "out.ipynb", tmp_path, runs_dir="runs", out="set", results=tmp_path)
     assert done.returncode == 0, done.stderr
-    ds = xr.load_dataset(tmp_path / "set.nc")
+    ds = load(tmp_path / "set.nc")
     assert ds.variant.values.tolist() == ["optimizer sgd", "optimizer adamw"] and ds.optimizer.values.tolist() == ["sgd", "adamw"]
     one = load(tmp_path / "runs" / run_id(runs[2]) / "result.nc")
     np.testing.assert_allclose(ds.pr.sel(variant="optimizer adamw", seed=0).squeeze(drop=True), one.pr, rtol=1e-6)
