@@ -58,10 +58,10 @@ def _sample(x, n_resamples):
     out = dict.fromkeys(_STATISTICS, np.nan) | {"n": len(x)}
     if not len(x): return tuple(out.values())
     out["effect"] = x.mean()
-    if len(x) > 1 and np.ptp(x) > 1e-12 * np.abs(x).max():
+    if len(x) > 2 and np.ptp(x) > 1e-12 * np.abs(x).max():
         test = stats.ttest_1samp(x, 0.0)
         out["p_t"], (out["low"], out["high"]) = test.pvalue, test.confidence_interval(0.95)
-        if len(x) > 2 and n_resamples: out["bca_low"], out["bca_high"], out["direction"] = _bootstrap(x, n_resamples)
+        if n_resamples: out["bca_low"], out["bca_high"], out["direction"] = _bootstrap(x, n_resamples)
     elif len(x) > 1 and x.mean(): out["direction"] = 1.0
     if n_resamples: out["p_flip"] = _sign_flip(x)
     return tuple(float(v) for v in out.values())
@@ -73,7 +73,7 @@ def paired(
     dim: str = "seed",  # the dimension of the pairs
     n_resamples: int = 2000,  # of the bootstrap; 0 leaves bootstrap and sign-flip test out
 ) -> xr.Dataset:  # effect, low, high, p_t, bca_low, bca_high, direction, p_flip, n over the other dimensions; attribute `missing`
-    "Mean difference with 95 % paired t and BCa intervals, direction probability, exact sign-flip p, and n. Raises ValueError without `dim`."
+    "Mean difference with 95 % paired t and BCa intervals, direction probability, sign-flip p, n. No interval below 3 pairs; ValueError without `dim`."
     for x in (a, b):
         if x is not None and dim not in x.dims:
             raise ValueError(f"dimensions {x.dims} came, {dim!r} was wanted among them. Name the dimension of the pairs with dim=.")
@@ -253,7 +253,8 @@ def _c2(ds, window):
                 rows.append(_not_run("C2", f"{unit}, {words}", "no probe step fits the window"))
                 continue
             each = at.where(at.notnull().any("seed"))
-            text = f"{name} of queries minus keys, {words}; effect: mean over trajectories; every seed-averaged trajectory must be positive."
+            text = (f"{name} of queries minus keys, {words.replace('from', 'at its lowest from')}; effect: mean over trajectories; "
+                    "every seed-averaged trajectory must be positive.")
             rows.append(_part("C2", f"{unit}, {words}", _within_seed(at), 1, text, each=each, total=_expected(ds, at)))
     return rows
 

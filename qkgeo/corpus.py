@@ -284,7 +284,7 @@ def _parquet_rows(files):
     "The rows of some parquet files, batch by batch."
     try:
         import pyarrow.parquet as pq
-    except ImportError: raise ImportError('parquet files are read with pyarrow, which is not installed: pip install "qkgeo[hub]"') from None
+    except ImportError: raise ImportError('parquet files are read with pyarrow, which is not installed: pip install -c constraints.txt -e ".[hub]"') from None
     for path in files:
         with pq.ParquetFile(path) as table:
             for batch in table.iter_batches(10_000, columns=['text']): yield from batch.column('text').to_pylist()
@@ -296,7 +296,7 @@ def _hub_rows(split):
     "The rows of one split from the Hugging Face hub."
     try:
         import datasets
-    except ImportError: raise ImportError(f'{HUB_REPO} is read with the package datasets, which is not installed: pip install "qkgeo[hub]"; '
+    except ImportError: raise ImportError(f'{HUB_REPO} is read with the package datasets, which is not installed: pip install -c constraints.txt -e ".[hub]"; '
                                           'or give folder=… with local files') from None
     try: table = datasets.load_dataset(HUB_REPO, HUB_CONFIG, revision=HUB_REVISION, split=_SPLITS[split])
     except Exception as e:  # noqa: BLE001  the hub's many errors all mean: no text

@@ -39,7 +39,7 @@ class RevisionError(ValueError):
 def transformers_or_advice():  # the package
     "Import `transformers`; raise ImportError that says how to install it."
     try: import transformers
-    except ImportError: raise ImportError('Hugging Face models need the package transformers: pip install "qkgeo[hub]"') from None
+    except ImportError: raise ImportError('Hugging Face models need the package transformers: pip install -c constraints.txt -e ".[hub]"') from None
     return transformers
 
 # %% ../nbs/11_pretrained.ipynb #764c012a
@@ -141,7 +141,7 @@ def capturing(
     transformers.AttentionMaskInterface.register(IMPLEMENTATION, eager_mask)
     receiver, stock = _Receiver(model, see), model.config._attn_implementation
     refusal = (f"{receiver.name} ({model.config.model_type}) does not take its attention from transformers' attention interface "
-               f"(version {transformers.__version__}), so its queries and keys cannot be captured. {_ADVICE}")
+               f"(version {transformers.__version__}), so its queries and keys cannot be captured. Take another architecture: the README lists them.")
     if not getattr(model, "_can_set_attn_implementation", lambda: True)(): raise ArchitectureError(refusal)
     model.set_attn_implementation(IMPLEMENTATION)
     if model.config._attn_implementation != IMPLEMENTATION: raise ArchitectureError(refusal)
@@ -198,7 +198,10 @@ def prove_capture(
         rows.append((c.probs.sum(-1) + sink - 1)[at].abs().max())
         rotated.append(c.rotated)
     with evaluating(model):
-        stock = model(**inputs, use_cache=False).logits
+        stock = model(**inputs, use_cache=False)
+        if not hasattr(stock, "logits"):
+            raise ArchitectureError(f"{type(model).__name__}: no logits came. A causal language model was wanted, such as AutoModelForCausalLM gives.")
+        stock = stock.logits
         with capturing(model, see) as watched: ours = model(**inputs, use_cache=False).logits
     worst = lambda values: float(torch.stack(values).max()) if values else float("nan")  # NaN stays NaN
     found = {"logits": float((ours - stock)[real].abs().max() / stock[real].abs().max()), "scores": worst(scores), "rows": worst(rows)}
@@ -473,8 +476,9 @@ def _from(kind, source, revision, **more):
     except ImportError: raise
     except Exception as e:  # the libraries below raise many kinds
         why = " ".join(str(e).split())[:160] or type(e).__name__
-        offline = "offline mode is on and it is not in the cache; " if _offline() and "revision" in place else ""
-        raise RevisionError(f"{source}, revision {place.get('revision', revision)}: cannot be loaded: {offline}give a local folder with config.json, weights "
+        hub = "offline mode is on and it is not in the cache" if _offline() else "the hub did not give it"
+        looked = f"no such folder lies here, and {hub}; " if "revision" in place else ""
+        raise RevisionError(f"{source}, revision {place.get('revision', revision)}: cannot be loaded: {looked}give a local folder with config.json, weights "
                             f"and tokenizer in its place, or fetch it first. ({type(e).__name__}: {why})") from None
 
 # %% ../nbs/11_pretrained.ipynb #db02292e
@@ -525,6 +529,9 @@ def text_windows(
     flat = torch.tensor(tokenizer(joined, add_special_tokens=False, verbose=False)["input_ids"])
     size = context - len(first)
     have = len(flat) // size
+    if joined.strip() and not len(flat):
+        raise ValueError(f"the tokenizer ({type(tokenizer).__name__}) makes no ids of this text: the folder may hold none. "
+                         "Give tokenizer= or ids (N, T) in place of text.")
     if not have: raise ValueError(f"the text has {len(flat)} ids, a window of {context} was wanted. Give more text or a smaller context.")
     at = np.arange(have) if n is None or n >= have else np.linspace(0, have - 1, n).round().astype(int)
     rows = flat[:have * size].view(have, size)[torch.as_tensor(at)]

@@ -553,7 +553,7 @@ def final(
 def _to_zarr(runs, found, report, strict, path):
     "Write the cube run by run; opened lazily."
     try: import zarr
-    except ImportError: raise ModuleNotFoundError("collect with zarr needs the package zarr: pip install 'qkgeo[dev]'") from None
+    except ImportError: raise ModuleNotFoundError("collect with zarr needs the package zarr: pip install -c constraints.txt -e '.[dev]'") from None
     if path.exists(): raise FileExistsError(f"{path} is there already. Delete it, or choose another folder.")
     places, coords, frame, report = _layout(list(runs.values()), report)
     draft, sizes = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"), {d: len(v) for d, v in coords.items()}

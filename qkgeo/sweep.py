@@ -607,7 +607,7 @@ class DaskPool:
     "Jobs on an existing Dask cluster."
     def __init__(self, address):
         try: from distributed import Client
-        except ImportError: raise ModuleNotFoundError("scheduler needs dask.distributed: pip install 'qkgeo[cluster]'") from None
+        except ImportError: raise ModuleNotFoundError("scheduler needs dask.distributed: pip install -c constraints.txt -e '.[cluster]'") from None
         try: self.client = Client(address, timeout=20, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as e:
             raise ConfigError(f"scheduler: nobody answers at {address!r} ({type(e).__name__}). Start it first.") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from qkgeo.config import config
+from qkgeo.config import ConfigError, config
 from qkgeo.corpus import fixed_batch
 from qkgeo.ensemble import Stack, compile_loss, update_all
 from qkgeo.probe import probe_arrays
@@ -106,12 +106,14 @@ def projected(device, corpus_name, least, tiny):
 
 def main():
     ask = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    ask.add_argument("--device", default="auto", help="auto, cuda or cpu")
+    ask.add_argument("--device", default="cuda", help="cuda, or cpu to see that the script runs, which takes long without --tiny")
     ask.add_argument("--tiny", action="store_true", help="sizes that only show that everything runs")
     ask.add_argument("--corpus", default="wikipedia-sample", help="name of a corpus, or path of a text file")
     ask.add_argument("--out", help="JSON file for what was found")
     args = ask.parse_args()
-    device, began = pick_device(args.device), time.perf_counter()
+    try: device = pick_device(args.device)
+    except ConfigError as e: ask.error(str(e))
+    began = time.perf_counter()
     cfg = config((TINY if args.tiny else {}) | {"corpus": args.corpus, "device": device})
     torch.set_num_threads(cfg.threads)
     corpus, n, steps, least = check(cfg), 3 if args.tiny else 12, 5 if args.tiny else 30, 0.05 if args.tiny else 4.0

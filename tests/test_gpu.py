@@ -79,3 +79,9 @@ def test_the_device_script_runs_through_on_the_cpu(tmp_path, text):
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["ensemble"]["largest relative difference of weights"] < 1e-5
     assert found["paper"]["runs"] == 36 and found["paper"]["hours"]["together"] > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_the_device_script_says_at_once_that_there_is_no_device():
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "gpu_check.py")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "torch sees no CUDA device here" in done.stderr

@@ -210,7 +210,7 @@ def python(code, **env):
 
 def test_without_transformers_the_module_imports_and_says_what_to_install():
     done = python("import sys; sys.modules['transformers'] = None\nimport qkgeo.pretrained as p\np.load_checkpoint('a/b')")
-    assert 'pip install "qkgeo[hub]"' in done.stderr and "ImportError" in done.stderr
+    assert 'pip install -c constraints.txt -e ".[hub]"' in done.stderr and "ImportError" in done.stderr
 
 
 def test_offline_with_only_main_in_the_cache(tmp_path):

@@ -71,7 +71,7 @@ def test_the_package_imports_without_its_extras():
 def test_a_missing_extra_is_named_with_its_install_line(tmp_path):
     code = "import sys; sys.modules['datasets'] = None\nfrom qkgeo.corpus import load_corpus\nload_corpus('wikitext-103')"
     done = python(code, QKGEO_CACHE=str(tmp_path))
-    assert done.returncode != 0 and 'qkgeo[hub]' in done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and '.[hub]' in done.stderr.strip().splitlines()[-1]
 
 
 def test_the_wheel_carries_package_style_and_target_notebook(tmp_path):
