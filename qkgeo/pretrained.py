@@ -439,7 +439,7 @@ def _locate(source, revision):
     path = Path(source).expanduser()
     if path.suffix == ".gguf" and path.is_file(): return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
-        if revision is not None: path = path / str(revision)
+        path = path if revision is None else path / str(revision)
         if not path.is_dir():
             have = ", ".join(sorted(p.name for p in path.parent.iterdir() if p.is_dir())[:8]) or "none"
             raise RevisionError(f"{source}, revision {revision}: no such folder in it. It has {have}.")
@@ -455,11 +455,9 @@ def _locate(source, revision):
 
 def _missing_shards(folder):
     "Names of weight files that an index promises and that are not there."
-    out = set()
-    for index in Path(folder).glob("*.index.json") if Path(folder).is_dir() else ():
-        promised = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        out |= {n for n in promised if not (Path(folder) / n).is_file()}
-    return sorted(out)
+    indices = Path(folder).glob("*.index.json") if Path(folder).is_dir() else ()
+    promised = {n for i in indices for n in json.loads(i.read_text(encoding="utf-8")).get("weight_map", {}).values()}
+    return sorted(n for n in promised if not (Path(folder) / n).is_file())
 
 
 def _offline():
@@ -477,7 +475,7 @@ def _from(kind, source, revision, **more):
     except Exception as e:  # the libraries below raise many kinds
         why = " ".join(str(e).split())[:160] or type(e).__name__
         hub = "offline mode is on and it is not in the cache" if _offline() else "the hub did not give it"
-        looked = f"no such folder lies here, and {hub}; " if "revision" in place else ""
+        looked = f"no such folder lies here, and {hub}; " * ("revision" in place)
         raise RevisionError(f"{source}, revision {place.get('revision', revision)}: cannot be loaded: {looked}give a local folder with config.json, weights "
                             f"and tokenizer in its place, or fetch it first. ({type(e).__name__}: {why})") from None
 
