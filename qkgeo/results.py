@@ -278,7 +278,8 @@ def load(
     if not path.is_file(): raise FileNotFoundError(f"{path}: there is no such file.")
     try: ds = xr.load_dataset(path, engine="netcdf4")
     except Exception as e:  # the netCDF library raises what it likes on damaged files
-        raise SchemaError(f"{path}: not a readable netCDF file of {path.stat().st_size} bytes ({type(e).__name__}: {e}). Delete it and run again.") from None
+        raise SchemaError(f"{path}: not a readable netCDF file of {path.stat().st_size} bytes ({type(e).__name__}: {e}). "
+                          "Delete it and run again if a run left it; else give a result.nc or a dataset of paper/results.") from None
     try: return check_schema(upgrade(ds))
     except SchemaError as e: raise SchemaError(f"{path}: {e}") from None
 
