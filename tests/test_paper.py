@@ -228,8 +228,10 @@ def test_numbers_in_the_readme_are_those_of_the_table():
     parts = pd.read_csv(PAPER / "figures" / "t1_parts.csv").query("set == 'wikitext'").set_index("part")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     moved = {f"{side} {when}": abs(parts.effect[f"C1 {side}, layer-wide, from step {when}"]) for side in ("queries", "keys") for when in ("0", "150 on")}
+    narrower, sharper = (parts.effect[f"C3 {words}, differences"] for words in ("narrower QKᵀ", "sharper attention"))
     end, window = parts.loc["C2 layer-wide, at the end"], parts.loc["C2 layer-wide, from step 150 on"]
     for words in (f"falls by {moved['queries 0']:.1f} dimensions from step 0 to the end and that of keys by {moved['keys 0']:.1f}",
+                  f"rank correlation of changes {narrower:+.2f} and {sharper:+.2f} above them",
                   f"queries gain {moved['queries 150 on']:.1f} and keys lose {moved['keys 150 on']:.1f}",
                   f"positive in {end['count']:.0f} of {end.total:.0f} seed-averaged trajectories, {end.effect:.1f} dimensions on average",
                   f"it is not, in all {window.total - window['count']:.0f} of them"):
