@@ -299,7 +299,7 @@ def control_label(
 
 # %% ../nbs/00_config.ipynb #fb313bed
 class ParameterGuard:
-    "Made just above the parameters cell; `config` just below it turns what stands there into a `TrainConfig`."
+    "Made just above the parameters cell; `config` or `only`, just below it, judges what stands there."
 
     def __init__(
         self,
@@ -311,14 +311,27 @@ class ParameterGuard:
         self,
         names: dict,  # `globals()` again, after the parameters
     ) -> TrainConfig:  # from every name that is a field; raises `ConfigError` on unknown or senseless ones
-        "Read the parameters; on the first call refuse names that are no fields."
-        fields = {f.name for f in dataclasses.fields(TrainConfig)}
-        values = {n: v for n, v in names.items() if n in fields}
-        strangers = {} if self.judged else {n: v for n, v in names.items() if n not in fields and self._injected(n, v)}
+        "Read the parameters as a `TrainConfig`; on the first call refuse names that are no fields."
+        return self._judge(names, [f.name for f in dataclasses.fields(TrainConfig)], config)
+
+    def only(
+        self,
+        names: dict,  # `globals()` again, after the parameters
+        valid: str,  # names of the parameters, separated by spaces
+    ):
+        "For a notebook with parameters of its own: on the first call raise `ConfigError` when another name came."
+        def refuse(values):
+            faults = [f"{n}: there is no such parameter.{nearest(n, valid.split())} There are: {', '.join(valid.split())}." for n in values if n not in valid.split()]
+            if faults: raise ConfigError("\n".join(faults))
+        self._judge(names, valid.split(), refuse)
+
+    def _judge(self, names, valid, judge):
+        "What `judge` makes of the valid names and, on the first call, of those that came since the snapshot."
+        strangers = {} if self.judged else {n: v for n, v in names.items() if n not in valid and self._injected(n, v)}
         for n in strangers:  # taken out, so that the same cell run again is refused again
             if n in self.before: names[n] = self.before[n]
             else: del names[n]
-        made = config(values | strangers)
+        made = judge({n: v for n, v in names.items() if n in valid} | strangers)
         self.judged = True
         return made
 

@@ -838,12 +838,7 @@ class SeriesGuard(ParameterGuard):
         names: dict,  # `globals()` again, after the parameters
     ) -> SeriesConfig:
         "Read the parameters; on the first call refuse names that are no fields."
-        valid = {f.name for f in fields(SeriesConfig)}
-        values = {n: v for n, v in names.items() if n in valid}
-        if not self.judged: values |= {n: v for n, v in names.items() if n not in valid and self._injected(n, v)}
-        made = series_config(values)
-        self.judged = True
-        return made
+        return self._judge(names, [f.name for f in fields(SeriesConfig)], series_config)
 
 # %% ../nbs/11_pretrained.ipynb #07ca8044
 def _text(name, folder=None):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEMA_VERSION', 'SIDES', 'WHEN', 'SCHEMA', 'ATTRIBUTES', 'AXES', 'SchemaError', 'dataset', 'provenance',
            'git_commit', 'versions', 'synthetic', 'check_schema', 'write_atomically', 'save', 'load', 'upgrade',
-           'write_progress', 'read_progress', 'find_results', 'collect', 'combine', 'final']
+           'paper_folder', 'write_progress', 'read_progress', 'find_results', 'collect', 'combine', 'final']
 
 # %% ../nbs/01_results.ipynb #346c9bf4
 import functools, json, numbers, os, platform, subprocess, time, uuid, warnings
@@ -275,6 +275,7 @@ def load(
 ) -> xr.Dataset:  # in memory, the file closed
     "Read a run's file and check it; raises `SchemaError` that names the file when it is cut short or not one of ours."
     path = Path(path)
+    if path.is_dir(): raise IsADirectoryError(f"{path}: a folder came, a file was wanted, such as {next(path.rglob('*.nc'), path/'result.nc')}.")
     if not path.is_file(): raise FileNotFoundError(f"{path}: there is no such file.")
     try: ds = xr.load_dataset(path, engine="netcdf4")
     except Exception as e:  # the netCDF library raises what it likes on damaged files
@@ -310,6 +311,17 @@ def _with_aim_and_flag(ds):
 
 
 _UPGRADES = {0: _unversioned, 1: _with_aim_and_flag}  # version → function to the next version
+
+# %% ../nbs/01_results.ipynb #042be268
+def paper_folder(
+    name,  # path relative to `paper/`, or absolute
+    new: bool = False,  # whether it may have to be made; else raises `FileNotFoundError` when it is missing
+) -> Path:
+    "A folder that a notebook of `paper/` reads from or writes to, whether the notebook runs in `paper/` or above it."
+    folder = (Path("paper") if Path("paper").is_dir() else Path(".")) / name
+    if new: folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir(): raise FileNotFoundError(f"{str(name)!r}: there is no folder {folder.resolve()}. Paths are relative to paper/, or absolute.")
+    return folder
 
 # %% ../nbs/01_results.ipynb #cf2ba834
 def write_progress(

@@ -172,8 +172,9 @@ def test_collect_puts_other_differences_along_variant(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "given", "says"), [
-    ("collect", {"runs_dri": "runs", "out": "x"}, "both are wanted"), ("acute", {"runs_dri": "runs"}, "runs_dir: '' came"),
-    ("collect", {"runs_dir": "nowhere", "out": "x"}, "there is no such file"), ("pretrained", {"sorce": "x.nc", "out": "x"}, "all three are wanted"),
+    ("collect", {"runs_dri": "runs", "out": "x"}, "Did you mean 'runs_dir'?"), ("acute", {}, "runs_dir: '' came"), ("collect", {"out": "x"}, "both are wanted"),
+    ("f1_trajectories", {"resluts": "x"}, "Did you mean 'results'?"), ("f2_gap", {"results": "nowhere"}, "there is no folder"),
+    ("collect", {"runs_dir": "nowhere", "out": "x"}, "there is no such file"), ("pretrained", {"out": "x"}, "all three are wanted"),
     ("pretrained", {"source": "x.nc", "out": "x", "title": "X"}, "there is no such file")])
 def test_a_misspelt_or_wrong_folder_is_refused(tmp_path, name, given, says):
     done = run(name, "out.ipynb", tmp_path, **given)

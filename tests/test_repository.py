@@ -27,6 +27,16 @@ def test_every_papermill_target_has_one_parameters_cell_and_no_output(path):
     assert not any(c.get("outputs") for c in cells(path))
 
 
+@pytest.mark.parametrize("path", [p for p in ALL if p not in NUMBERED], ids=lambda p: p.name)
+def test_every_notebook_with_parameters_refuses_others(path):
+    sources = ["".join(c["source"]) for c in cells(path) if c["cell_type"] == "code"]
+    at = next(i for i, c in enumerate(c for c in cells(path) if c["cell_type"] == "code") if "parameters" in c["metadata"].get("tags", []))
+    assert "Guard(globals())" in sources[at - 1]
+    if "guard.config(globals())" in sources[at + 1]: return
+    names = re.findall(r"^(\w+) = ", sources[at], re.M)
+    assert sources[at + 1].startswith(f'guard.only(globals(), "{" ".join(names)}")')
+
+
 @pytest.mark.parametrize("path", NUMBERED, ids=lambda p: p.name)
 def test_every_numbered_notebook_has_name_and_blurb_and_short_cells(path):
     first = "".join(cells(path)[0]["source"])
