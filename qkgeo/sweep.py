@@ -659,12 +659,13 @@ class Report:
     finished: dict = field(default_factory=dict)  # run id → seconds
     failed: dict = field(default_factory=dict)  # run id → reason
     missing: dict = field(default_factory=dict)  # run id → why it was not begun
+    interrupted: dict = field(default_factory=dict)  # run id → how far it was when the sweep was stopped
     running: list = field(default_factory=list)  # run ids
     began: float = field(default_factory=time.monotonic)
 
     @property
     def waiting(self):
-        known = {*self.loaded, *self.finished, *self.failed, *self.missing, *self.running}
+        known = {*self.loaded, *self.finished, *self.failed, *self.missing, *self.interrupted, *self.running}
         return [n for n in self.names if n not in known]
 
     @property
@@ -688,23 +689,23 @@ class Report:
         time_left = f"about {_duration(left)} left" if left == left and (self.running or self.waiting) else ""
         parts = [f"{len(self.loaded) + len(self.finished)} of {len(self.names)} finished", f"{len(self.running)} running" if self.running else "",
                  f"{len(self.waiting)} waiting" if self.waiting else "", f"{len(self.failed)} failed" if self.failed else "",
-                 f"{len(self.missing)} not begun" if self.missing else "", time_left, f"{_duration(time.monotonic() - self.began)} so far"]
+                 f"{len(self.interrupted)} interrupted" if self.interrupted else "", f"{len(self.missing)} not begun" if self.missing else "", time_left, f"{_duration(time.monotonic() - self.began)} so far"]
         return ", ".join(filter(None, parts))
 
 # %% ../nbs/09_sweep.ipynb #3fadf04c
 def _duration(seconds):
     "Seconds in words."
     s = round(seconds)
-    return f"{s} s" if s < 100 else f"{s // 60} min" if s < 7200 else f"{s // 3600} h {s % 3600 // 60} min"
+    return f"{s} s" if s < 100 else f"{round(s / 60)} min" if s < 7200 else f"{s // 3600} h {s % 3600 // 60} min"
 
 # %% ../nbs/09_sweep.ipynb #bbe6a6cf
 @patch
 def rows(self: Report):
-    "(run, state, words) of the runs that need words: at work, failed, not begun."
+    "(run, state, words) of the runs that need words: at work, failed, interrupted, not begun."
     for n in self.running:
         p = self.progress(n)
         yield n, "running", f"step {p['step']:,} of {p['steps']:,}, loss {p['loss']:.3f}" if "loss" in p else "starting"
-    for state, some in (("failed", self.failed), ("not begun", self.missing)):
+    for state, some in (("failed", self.failed), ("interrupted", self.interrupted), ("not begun", self.missing)):
         for n, why in some.items(): yield n, state, why
 
 
@@ -712,7 +713,7 @@ def rows(self: Report):
 def text(self: Report, most=10**9):
     "The counts, and at most `most` lines about runs."
     rows = list(self.rows())
-    lines = [f"  {state:9} {n}  {words}" for n, state, words in rows[:most]]
+    lines = [f"  {state:11} {n}  {words}" for n, state, words in rows[:most]]
     return "\n".join([self.counts(), *lines, *([f"  and {len(rows) - most} more"] if len(rows) > most else [])])
 
 
@@ -759,7 +760,7 @@ class Display:
         r = self.report
         new = [n for n in (*r.finished, *r.failed) if n not in self.said]
         self.said.update(new)
-        for n in new: print(f"{'failed  ' if n in r.failed else 'finished'} {n} {r.failed.get(n, '')}({r.counts()})", file=self.stream, flush=True)
+        for n in new: print(f"{'failed  ' if n in r.failed else 'finished'} {n} {r.failed[n] + ' ' if n in r.failed else ''}({r.counts()})", file=self.stream, flush=True)
 
 # %% ../nbs/09_sweep.ipynb #59950c68
 @contextmanager
@@ -882,9 +883,9 @@ def _interrupted(report, outcomes):
     "Sort the runs of a sweep that was stopped: what was at work goes on next time."
     for outcome in outcomes:
         if outcome["status"] == "finished": _note(report, outcome)
-    report.failed |= {n: f"interrupted{_how_far(report.out_dir / n)}" for n in report.running}
+    report.interrupted = {n: _how_far(report.out_dir / n).strip() for n in report.running}
     report.running = []
-    report.missing |= dict.fromkeys(report.waiting, "interrupted before it began")
+    report.missing |= dict.fromkeys(report.waiting, "the sweep was stopped before")
 
 
 def _as_dict(report):
@@ -955,8 +956,10 @@ def dry_run(
     for name, cfg in plan.configs.items():
         here = begun(plan.out_dir, name)
         done = here and not result_fault(plan.out_dir, name)
-        step = read_progress(plan.out_dir / name).get("step", 0) if here and (plan.out_dir / name / "checkpoint.pt").exists() else 0
-        state = "done" if done else f"goes on near step {step:,}" if step else "skipped" if only_failed and not here else "to do"
+        at = read_progress(plan.out_dir / name).get("step", 0) if here else 0
+        step = at if (plan.out_dir / name / "checkpoint.pt").exists() else 0
+        state = ("done" if done else f"goes on near step {step:,}" if step else f"begun, left at step {at:,} without a checkpoint" if here
+                 else "skipped" if only_failed else "to do")
         left = 0.0 if state in ("done", "skipped") else expected[name] * (1 - step / cfg.steps) + OVERHEAD_S
         rows.append({"run": name, "state": state, "seconds": round(left, 1), "after": plan.needs.get(name, "")})
     table = pd.DataFrame(rows)
@@ -999,7 +1002,7 @@ def _command(runs, out_dir, workers, scheduler, only_show, only_failed, settings
     except ConfigError as e: print(f"note: {str(e).split('. ')[0]}; collect will refuse this folder as one cube.", file=sys.stderr)
     if only_show:
         table = dry_run(plan, only_failed)
-        print(table.to_string(), f"\n{len(table)} runs, {plan.workers} at a time: about {_duration(table.attrs['total_s'])}.")
+        print(table.rename(columns={"seconds": "expected s", "after": "needs"}).to_string(), f"\n{len(table)} runs, {plan.workers} at a time: about {_duration(table.attrs['total_s'])}.")
         return 0
     report = carry_out(plan, scheduler, only_failed)
     print(report)

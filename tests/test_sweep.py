@@ -122,7 +122,7 @@ def test_killed_kernel_killed_sweep_and_ctrl_c_lose_nothing(tmp_path, long, undi
     job.send_signal(signal.SIGINT)
     code, _, err = finish(job)
     assert code == 130 and time.time() - stopped < 10, err
-    assert "interrupted" in err and "the same command goes on" in err
+    assert "1 interrupted" in err and "failed" not in err and "the same command goes on" in err
     assert not (out / ids[0] / "result.nc").exists()
     # and on to the end, by --only_failed
     code, told, err = finish(command(*args, "--only_failed"))
