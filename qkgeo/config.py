@@ -321,9 +321,10 @@ class ParameterGuard:
     ):
         "For a notebook with parameters of its own: on the first call raise `ConfigError` when another name came."
         def refuse(values):
-            faults = [f"{n}: there is no such parameter.{nearest(n, valid.split())} There are: {', '.join(valid.split())}." for n in values if n not in valid.split()]
+            faults = [f"{n}: there is no such parameter.{nearest(n, known)} There are: {', '.join(known)}." for n in values if n not in known]
             if faults: raise ConfigError("\n".join(faults))
-        self._judge(names, valid.split(), refuse)
+        known = valid.split()
+        self._judge(names, known, refuse)
 
     def _judge(self, names, valid, judge):
         "What `judge` makes of the valid names and, on the first call, of those that came since the snapshot."

@@ -267,7 +267,8 @@ def _find_splits(folder, splits):
         missing = [s for s in splits if s not in files]
         if not missing: return files, edition
         raise FileNotFoundError(f'{folder} lacks the {" and ".join(missing)} split of WikiText-103: looked for '
-                                f'{", ".join(f"wiki.{s}.{edition}" for s in missing)}; it has {", ".join(files)}')
+                                f'{", ".join(f"wiki.{s}.{edition}" for s in missing)}; it has {", ".join(files)}. '
+                                f'To use these alone: corpus wikitext-103:{"+".join(files)}')
     raise FileNotFoundError(f'{folder} has no WikiText-103 files: looked for {", ".join(f"wiki.{s}.{{raw,tokens}}" for s in splits)} and parquet')
 
 # %% ../nbs/04_corpus.ipynb #2ee42ca2
@@ -297,13 +298,13 @@ def _hub_rows(split):
     try:
         import datasets
     except ImportError: raise ImportError(f'{HUB_REPO} is read with the package datasets, which is not installed: pip install -c constraints.txt -e ".[hub]"; '
-                                          'or give folder=… with local files') from None
+                                          'or give folder=… (corpus_dir of a run) with local files') from None
     try: table = datasets.load_dataset(HUB_REPO, HUB_CONFIG, revision=HUB_REVISION, split=_SPLITS[split])
     except Exception as e:  # noqa: BLE001  the hub's many errors all mean: no text
         why = (str(e).strip().splitlines() or [''])[0][:200]
         raise RuntimeError(f'cannot load {HUB_REPO}, configuration {HUB_CONFIG}, revision {HUB_REVISION}, from the hub or its local cache '
                            f'({type(e).__name__}: {why}); without a network '
-                           'give folder=… with wiki.{train,valid,test}.raw, .tokens or parquet files') from None
+                           'give folder=… (corpus_dir of a run) with wiki.{train,valid,test}.raw, .tokens or parquet files') from None
     for batch in table.iter(10_000): yield from batch['text']
 
 # %% ../nbs/04_corpus.ipynb #26104353
@@ -344,7 +345,7 @@ def _find_source(name, folder):
     name = os.fspath(name)
     if folder is not None and not isinstance(folder, (str, os.PathLike)): raise ValueError(f'folder: {_shown(folder)} came; the path of a folder is wanted')
     if folder is not None and name.partition(':')[0] != 'wikitext-103':
-        raise ValueError(f'folder={os.fspath(folder)!r} is for wikitext-103 only; {name!r} takes no folder: leave it out')
+        raise ValueError(f'folder (corpus_dir of a run): {os.fspath(folder)!r} came, which is for wikitext-103 only; {name!r} takes no folder: leave it out')
     if name == 'wikipedia-sample': return _from_sample()
     if name.partition(':')[0] == 'wikitext-103': return _from_wikitext(name, None if folder is None else Path(folder).expanduser().absolute())
     try:
@@ -354,7 +355,8 @@ def _find_source(name, folder):
     except (OSError, RuntimeError): path, is_file, is_dir = Path(name), False, False  # a name too long, or the home of nobody
     if is_file: return _from_file(path)
     if is_dir:
-        raise IsADirectoryError(f'corpus {path} is a folder; a UTF-8 file is wanted. For WikiText-103 give name "wikitext-103" and folder=…')
+        raise IsADirectoryError(f'corpus {path} is a folder; a UTF-8 file is wanted. '
+                                'For WikiText-103 give name "wikitext-103" and folder=… (corpus_dir of a run)')
     near = difflib.get_close_matches(name, CORPORA, 1, 0.5)
     raise ValueError(f'no corpus {_shown(name)}' + (f'; did you mean {near[0]!r}?' if near else ';') +
                      f' Valid names: {", ".join(CORPORA)}, or the path of a UTF-8 file (no file at {str(path)[:500]})')

@@ -534,8 +534,10 @@ def geometry_panels(
     n = _n(ds["pr"].sel(layer=layer, side="query")) if joint else _n(ds["pr"].sel(layer=layer, side="query", head=head))
     what = "all heads jointly, and the mean of " + n if joint else f"head {head}" + (f", mean of {n}" if n else "")
     now = _at(ds["pr"], "step", step).step.item()
-    kind = [str(ds[d].item()) if d in ("variant", "qk_init") else f"{d} {ds[d].item()}" for d in ("variant", "depth", "qk_init", "control", "rope", "seed") if d in ds.coords and not ds[d].ndim]
-    fig.suptitle((", ".join(kind) + "\n" if kind else "") + f"layer {layer}, {what}; step {now:,}. Thin: every head and seed. Light: the first step.", x=0.01, y=0.985, ha="left", fontsize=8)
+    alone = [d for d in ("variant", "depth", "qk_init", "control", "rope", "seed") if d in ds.coords and not ds[d].ndim]
+    kind = ", ".join(str(ds[d].item()) if d in ("variant", "qk_init") else f"{d} {ds[d].item()}" for d in alone)
+    below = f"layer {layer}, {what}; step {now:,}. Thin: every head and seed. Light: the first step."
+    fig.suptitle(f"{kind}\n{below}" if kind else below, x=0.01, y=0.985, ha="left", fontsize=8)
     return fig
 
 # %% ../nbs/03_plots.ipynb #11f779be

@@ -11,7 +11,7 @@ __all__ = ['IMPLEMENTATION', 'ROPE', 'PYTHIA_REVISIONS', 'FAMILIES', 'Architectu
            'series_config', 'SeriesGuard', 'series_steps', 'train_series', 'series_folder', 'run_series']
 
 # %% ../nbs/11_pretrained.ipynb #a9406ebc
-import hashlib, json, os, pickle, re, sys, time, warnings
+import hashlib, json, os, pickle, re, reprlib, sys, time, warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -538,7 +538,12 @@ def text_windows(
 
 def _as_ids(given):
     "ids (N, T) and mask (N, T) from a tensor, an array, or lists of unequal lengths."
-    if isinstance(given, torch.Tensor | np.ndarray): ids = torch.as_tensor(given).long(); return ids, torch.ones_like(ids, dtype=torch.bool)
+    if isinstance(given, torch.Tensor | np.ndarray):
+        ids = torch.as_tensor(given).long()
+        if ids.ndim != 2: raise ValueError(f"texts_or_ids: ids of shape {tuple(ids.shape)} came; (sequences, positions) was wanted.")
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    if not isinstance(given, list | tuple) or not given or not all(hasattr(x, "__len__") for x in given):
+        raise ValueError(f"texts_or_ids: {reprlib.repr(given)} came; a text, several texts, ids (sequences, positions), or a list of lists of ids was wanted.")
     longest = max(len(x) for x in given)
     ids = torch.tensor([[0] * (longest - len(x)) + list(map(int, x)) for x in given])
     return ids, torch.tensor([[False] * (longest - len(x)) + [True] * len(x) for x in given])

@@ -689,7 +689,8 @@ class Report:
         time_left = f"about {_duration(left)} left" if left == left and (self.running or self.waiting) else ""
         parts = [f"{len(self.loaded) + len(self.finished)} of {len(self.names)} finished", f"{len(self.running)} running" if self.running else "",
                  f"{len(self.waiting)} waiting" if self.waiting else "", f"{len(self.failed)} failed" if self.failed else "",
-                 f"{len(self.interrupted)} interrupted" if self.interrupted else "", f"{len(self.missing)} not begun" if self.missing else "", time_left, f"{_duration(time.monotonic() - self.began)} so far"]
+                 f"{len(self.interrupted)} interrupted" if self.interrupted else "", f"{len(self.missing)} not begun" if self.missing else "",
+                 time_left, f"{_duration(time.monotonic() - self.began)} so far"]
         return ", ".join(filter(None, parts))
 
 # %% ../nbs/09_sweep.ipynb #3fadf04c
@@ -760,7 +761,9 @@ class Display:
         r = self.report
         new = [n for n in (*r.finished, *r.failed) if n not in self.said]
         self.said.update(new)
-        for n in new: print(f"{'failed  ' if n in r.failed else 'finished'} {n} {r.failed[n] + ' ' if n in r.failed else ''}({r.counts()})", file=self.stream, flush=True)
+        for n in new:
+            what = f"failed   {n} {r.failed[n]}" if n in r.failed else f"finished {n}"
+            print(f"{what} ({r.counts()})", file=self.stream, flush=True)
 
 # %% ../nbs/09_sweep.ipynb #59950c68
 @contextmanager
@@ -1002,7 +1005,8 @@ def _command(runs, out_dir, workers, scheduler, only_show, only_failed, settings
     except ConfigError as e: print(f"note: {str(e).split('. ')[0]}; collect will refuse this folder as one cube.", file=sys.stderr)
     if only_show:
         table = dry_run(plan, only_failed)
-        print(table.rename(columns={"seconds": "expected s", "after": "needs"}).to_string(), f"\n{len(table)} runs, {plan.workers} at a time: about {_duration(table.attrs['total_s'])}.")
+        print(table.rename(columns={"seconds": "expected s", "after": "needs"}).to_string())
+        print(f"{len(table)} runs, {plan.workers} at a time: about {_duration(table.attrs['total_s'])}.")
         return 0
     report = carry_out(plan, scheduler, only_failed)
     print(report)

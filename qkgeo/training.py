@@ -371,8 +371,9 @@ def check(
     if cfg.precision == "bf16" and pick_device(cfg.device) == "cpu" and not any(has for name, has in torch.cpu.get_capabilities().items() if "bf16" in name):
         warnings.warn("precision: 'bf16' will not pay here, since this processor has no bf16 instructions. Use float32.", stacklevel=3)
     corpus = load_corpus(cfg.corpus, cfg.corpus_dir, cfg.val_fraction)
-    batch_at(corpus.train, cfg, 0)
-    fixed_batch(corpus.val, cfg.context, cfg.probe_sequences)
+    for part, some in (("training", lambda: batch_at(corpus.train, cfg, 0)), ("validation", lambda: fixed_batch(corpus.val, cfg.context, cfg.probe_sequences))):
+        try: some()
+        except ValueError as e: raise ValueError(f"the {part} part, with val_fraction {cfg.val_fraction:g}: {e}") from None
     if cfg.control != "none": controller_from_config(cfg, make_model(cfg, corpus.vocab_size), reference=reference(cfg))
     return corpus
 

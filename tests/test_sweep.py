@@ -151,7 +151,8 @@ def test_a_dask_worker_killed_at_work_loses_nothing(tmp_path, long, undisturbed)
 def test_nobody_answers_at_the_scheduler(tmp_path, quick, text, monkeypatch):
     rows = grid(SMALL | {"corpus": str(text)}, seed=[0])
     monkeypatch.setitem(sys.modules, "distributed", None)
-    with pytest.raises(ModuleNotFoundError, match=r"dask.distributed: pip install .*\[cluster\]"): sweep(rows, tmp_path, scheduler="tcp://127.0.0.1:9", target=quick)
+    with pytest.raises(ModuleNotFoundError, match=r"dask.distributed: pip install .*\[cluster\]"):
+        sweep(rows, tmp_path, scheduler="tcp://127.0.0.1:9", target=quick)
 
 
 def test_one_kernel_a_run_with_this_interpreter_its_threads_and_its_own_ipython(tmp_path, quick, text):
