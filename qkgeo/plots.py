@@ -22,6 +22,7 @@ from .results import SIDES, write_atomically
 # %% ../nbs/03_plots.ipynb #12035042
 COLORS = {"query": "#0072B2", "key": "#D55E00"}
 NEUTRAL, FAINT = "#333333", "#8C8C8C"
+_BREADTH = {"query": {"lw": 2.6, "markersize": 4}, "key": {"lw": 1.1, "markersize": 2.2}}  # where the two coincide, both are seen
 VERDICTS = {  # verdict: (colour, marker)
     "supported": ("#009E73", "o"), "contradicted": ("#CC79A7", "v"), "undecided": (FAINT, "s"), "not run": ("#BBBBBB", "|")}
 STYLE = str(files("qkgeo") / "qkgeo.mplstyle")
@@ -145,6 +146,11 @@ def _along(da, x):
     raise ValueError(f"{da.name}: {x!r} is no coordinate along step. There is {', '.join(have) or 'none'}.")
 
 # %% ../nbs/03_plots.ipynb #5bdbf693
+def _breadth(color):
+    "Width of line and marker of queries or keys; of other colours as the style has it."
+    return next((_BREADTH[s] for s in SIDES if color == COLORS[s]), {}) if isinstance(color, str) else {}
+
+
 def _lines(ax, da, x, color, label=None, ls="-", head=None):
     "One thin line per seed and head, one thick line for their mean, or for one head; False when there is nothing to draw."
     over = [d for d in da.dims if d != "step"]
@@ -152,7 +158,7 @@ def _lines(ax, da, x, color, label=None, ls="-", head=None):
     join = lambda y, **kw: ax.plot(x.values[np.isfinite(y)], y[np.isfinite(y)], color=color, ls=ls, **kw)
     for y in each.T[np.isfinite(each.T).any(1)] if over else []: join(y, lw=0.6, alpha=0.4, zorder=1.5)
     main = da if head is None else da.sel(head=head)
-    if np.isfinite(each).any(): join(main.mean([d for d in over if d in main.dims]).values if over else each[:, 0], marker=".", label=label)
+    if np.isfinite(each).any(): join(main.mean([d for d in over if d in main.dims]).values if over else each[:, 0], marker=".", label=label, **_breadth(color))
     return bool(np.isfinite(each).any())
 
 
@@ -356,7 +362,7 @@ def plot_spectra(
     if da.notnull().any(): ax.set_yscale("log")
     else: _empty(ax, "no eigenvalue above 0")
     line = functools.partial(matplotlib.lines.Line2D, [], [])
-    ax.legend([line(color=COLORS[s]) for s in SIDES] + [line(color=NEUTRAL, alpha=a) for a in shades.values()],
+    ax.legend([line(color=COLORS[s], lw=_BREADTH[s]["lw"]) for s in SIDES] + [line(color=NEUTRAL, alpha=a) for a in shades.values()],
               [*SIDES, *(f"step {s}" for s in chosen)], loc="center left", bbox_to_anchor=(1.0, 0.5))
     of = _n(da.sel(step=chosen[-1], side="query").max("rank"))
     ax.set(title=f"layer {layer}" + (f", head {head}" if head is not None else "") + (f", mean of {of}" if of else ""), ylabel=_label(da))
@@ -371,7 +377,7 @@ def _spectrum(ax, da, color, alpha):
     if "seed" in da.dims:
         ax.fill_between(rank, da.min("seed"), da.max("seed"), color=color, alpha=0.15 * alpha, lw=0)
         da = da.mean("seed")
-    ax.plot(rank, da.values, color=color, alpha=alpha, marker=".")
+    ax.plot(rank, da.values, color=color, alpha=alpha, marker=".", **_breadth(color))
 
 # %% ../nbs/03_plots.ipynb #5668f71b
 def _one_step(ds, var, step, side):
@@ -529,7 +535,7 @@ def geometry_panels(
     plot_ranks(ds, "spectrum_layer" if joint else "spectrum", layer, head, step, rest[0], "eigenvalues of C")
     plot_ranks(ds, "qk_spectrum", layer, head, step, rest[1], "squared singular values of QKᵀ")
     for ax, (var, title) in zip(rest[2:], MEASURES.items()): plot_measure(ds, var, layer, head, step, ax, x, title)
-    lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".") for s in SIDES]
+    lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".", **_BREADTH[s]) for s in SIDES]
     fig.legend(lines, SIDES, ncols=2, loc="upper right")
     n = _n(ds["pr"].sel(layer=layer, side="query")) if joint else _n(ds["pr"].sel(layer=layer, side="query", head=head))
     what = "all heads jointly, and the mean of " + n if joint else f"head {head}" + (f", mean of {n}" if n else "")
@@ -775,7 +781,7 @@ def _choice_axis(ax, rows):
 # %% ../nbs/03_plots.ipynb #5a5f2c66
 def _key(fig, ds, var, n, run_id=""):
     "Above the panels: the run, what is drawn, and which colour is queries and which keys."
-    lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".") for s in SIDES]
+    lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".", **_BREADTH[s]) for s in SIDES]
     fig.legend(lines, SIDES, ncols=2, loc="outside upper right", title=None)
     above = [f"run {run_id}"] if run_id not in ("", "collected") else []
     fig.suptitle("\n".join([*above, _label(ds[var], 200) + (f"; mean of {n}" if n else "")]), x=0.01, ha="left", fontsize=8)
