@@ -528,8 +528,8 @@ def geometry_panels(
     x: str = "step",  # or a coordinate along step
 ):  # the figure
     "Trajectories, spectra and attention of one layer or head, and their values at one step: eight panels."
-    fig = _Figure(figsize=(10, 4.4), layout="none")
-    axes = fig.subplots(2, 4, gridspec_kw=dict(left=0.06, right=0.99, top=0.88, bottom=0.1, wspace=0.36, hspace=0.5))
+    fig = _Figure(figsize=(10, 4.6), layout="none")
+    axes = fig.subplots(2, 4, gridspec_kw=dict(left=0.06, right=0.99, top=0.855, bottom=0.1, wspace=0.36, hspace=0.5))
     joint, (first, *rest) = head is None, axes.ravel()
     plot_measure(ds, "pr_layer" if joint else "pr", layer, head, step, first, x, "participation ratio")
     plot_ranks(ds, "spectrum_layer" if joint else "spectrum", layer, head, step, rest[0], "eigenvalues of C")
