@@ -24,7 +24,7 @@ def test_every_notebook_names_the_kernel_of_every_jupyter(path):
 @pytest.mark.parametrize("path", TARGETS, ids=lambda p: p.name)
 def test_every_papermill_target_has_one_parameters_cell_and_no_output(path):
     assert sum("parameters" in c["metadata"].get("tags", []) for c in cells(path)) == 1
-    assert not any(c.get("outputs") for c in cells(path))
+    if path.stem != "benchmarks": assert not any(c.get("outputs") for c in cells(path))  # that one keeps the table of a full run
 
 
 @pytest.mark.parametrize("path", [p for p in ALL if p not in NUMBERED], ids=lambda p: p.name)
