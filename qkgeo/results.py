@@ -204,6 +204,7 @@ def _faults(variables, sizes, coords, attrs):
         (dims, has, kind), wanted = variables[name], tuple(SCHEMA[name][0].split())
         if np.dtype(kind).kind not in "fiu": faults.append(f"{name}: values of type {np.dtype(kind)} came, numbers were wanted")
         if tuple(d for d in dims if d not in _OUTER) != wanted: faults.append(f"{name}: dimensions {dims} came, {wanted} were wanted")
+        faults += [f"{name}: no dimension {d}, which the dataset has" for d in AXES if d in sizes and d not in dims]
         faults += [f"{name}: attribute {a!r} is missing" for a in ("long_name", "units") if a not in has]
     faults += [f"dimension {d} has no coordinate" for d in sizes if d not in coords]
     faults += [f"dimension {d} is empty" for d, n in sizes.items() if not n]
