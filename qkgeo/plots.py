@@ -451,8 +451,8 @@ def _paired(ds, da):
 
 
 def _told(ax, title, values):
-    "The panel's title, and its value at the step that is shown."
-    told = ", ".join(f"{v:.3g}" for v in values if np.isfinite(v))
+    "The panel's title, and its value at the step that is shown; of two values, that of queries and that of keys."
+    told = ", ".join(name + f"{v:.3g}" for name, v in zip(("q ", "k ") if len(values) == 2 else ("",), values) if np.isfinite(v))
     ax.set_title(textwrap.fill(title, 34))
     if told: ax.text(1.0, 1.0, told, transform=ax.transAxes, ha="right", va="bottom", fontweight="bold")
 
@@ -532,7 +532,7 @@ def geometry_panels(
     axes = fig.subplots(2, 4, gridspec_kw=dict(left=0.06, right=0.99, top=0.855, bottom=0.1, wspace=0.36, hspace=0.5))
     joint, (first, *rest) = head is None, axes.ravel()
     plot_measure(ds, "pr_layer" if joint else "pr", layer, head, step, first, x, "participation ratio")
-    plot_ranks(ds, "spectrum_layer" if joint else "spectrum", layer, head, step, rest[0], "eigenvalues of C")
+    plot_ranks(ds, "spectrum_layer" if joint else "spectrum", layer, head, step, rest[0], "eigenvalues of the covariance")
     plot_ranks(ds, "qk_spectrum", layer, head, step, rest[1], "squared singular values of QKᵀ")
     for ax, (var, title) in zip(rest[2:], MEASURES.items()): plot_measure(ds, var, layer, head, step, ax, x, title)
     lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".", **_BREADTH[s]) for s in SIDES]
@@ -542,7 +542,9 @@ def geometry_panels(
     now = _at(ds["pr"], "step", step).step.item()
     alone = [d for d in ("variant", "depth", "qk_init", "control", "rope", "seed") if d in ds.coords and not ds[d].ndim]
     kind = ", ".join(str(ds[d].item()) if d in ("variant", "qk_init") else f"{d} {ds[d].item()}" for d in alone)
-    below = f"layer {layer}, {what}; step {now:,}. Thin: every head and seed. Light: the first step."
+    thin = " and ".join(f"{d}s" for d in ("head", "seed") if d in ds.pr.dims)
+    below = (f"layer {layer}, {what}; step {now:,}. Thin: single {thin}. Light: the first step"
+             + ("; band: least to greatest over seeds." if "seed" in ds.pr.dims else "."))
     fig.suptitle(f"{kind}\n{below}" if kind else below, x=0.01, y=0.985, ha="left", fontsize=8)
     return fig
 
@@ -784,7 +786,7 @@ def _key(fig, ds, var, n, run_id=""):
     lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".", **_BREADTH[s]) for s in SIDES]
     fig.legend(lines, SIDES, ncols=2, loc="outside upper right", title=None)
     above = [f"run {run_id}"] if run_id not in ("", "collected") else []
-    fig.suptitle("\n".join([*above, _label(ds[var], 200) + (f"; mean of {n}" if n else "")]), x=0.01, ha="left", fontsize=8)
+    fig.suptitle("\n".join([*above, _label(ds[var], 200) + (f"; thick: mean of {n}, thin: each" if n else "")]), x=0.01, ha="left", fontsize=8)
 
 
 def _multiples(grid, ds, var, x):

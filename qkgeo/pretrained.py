@@ -475,9 +475,10 @@ def _from(kind, source, revision, **more):
     except Exception as e:  # the libraries below raise many kinds
         why = " ".join(str(e).split())[:160] or type(e).__name__
         hub = "offline mode is on and it is not in the cache" if _offline() else "the hub did not give it"
+        near = nearest(name, [p.name for p in Path().iterdir() if p.is_dir()]) if "revision" in place else ""
         looked = f"no such folder lies here, and {hub}; " * ("revision" in place)
         raise RevisionError(f"{source}, revision {place.get('revision', revision)}: cannot be loaded: {looked}give a local folder with config.json, weights "
-                            f"and tokenizer in its place, or fetch it first. ({type(e).__name__}: {why})") from None
+                            f"and tokenizer in its place, or fetch it first.{near} ({type(e).__name__}: {why})") from None
 
 # %% ../nbs/11_pretrained.ipynb #db02292e
 @contextmanager
@@ -499,6 +500,7 @@ def load_checkpoint(
     "Load one revision's model. Raises `RevisionError`, one line, where it cannot be had whole."
     transformers = transformers_or_advice()
     place = _locate(source, revision)[1]
+    if (Path(source) / "result.nc").is_file(): raise RevisionError(f"{source} is a run of qkgeo: use load_model of qkgeo.training, and probe of qkgeo.probe.")
     dtype = "gguf" if "gguf_file" in place else str(_from(transformers.AutoConfig, source, revision).dtype).removeprefix("torch.")
     with _without_bars(): model, info = _from(transformers.AutoModelForCausalLM, source, revision, dtype=torch.float32, output_loading_info=True)
     lost = sorted({*info.get("missing_keys", ()), *(k[0] if isinstance(k, tuple) else k for k in info.get("mismatched_keys", ()))})
@@ -511,7 +513,8 @@ def load_tokenizer(
     revision: str | None = None,  # the model's
 ):  # a tokenizer of transformers
     "The tokenizer of the same revision."
-    return _from(transformers_or_advice().AutoTokenizer, source, revision)
+    try: return _from(transformers_or_advice().AutoTokenizer, source, revision)
+    except RevisionError: raise RevisionError(f"{source}: no tokenizer can be loaded. Give tokenizer=, or ids (N, T) in place of text.") from None
 
 # %% ../nbs/11_pretrained.ipynb #cc8d5d08
 def text_windows(
@@ -539,7 +542,9 @@ def text_windows(
 def _as_ids(given):
     "ids (N, T) and mask (N, T) from a tensor, an array, or lists of unequal lengths."
     if isinstance(given, torch.Tensor | np.ndarray):
-        ids = torch.as_tensor(given).long()
+        ids = torch.as_tensor(given)
+        if ids.dtype.is_floating_point or ids.dtype == torch.bool: raise ValueError(f"texts_or_ids: ids of type {ids.dtype} came; whole numbers were wanted.")
+        ids = ids.long()
         if ids.ndim != 2: raise ValueError(f"texts_or_ids: ids of shape {tuple(ids.shape)} came; (sequences, positions) was wanted.")
         return ids, torch.ones_like(ids, dtype=torch.bool)
     if not isinstance(given, list | tuple) or not given or not all(hasattr(x, "__len__") for x in given):
@@ -547,6 +552,12 @@ def _as_ids(given):
     longest = max(len(x) for x in given)
     ids = torch.tensor([[0] * (longest - len(x)) + list(map(int, x)) for x in given])
     return ids, torch.tensor([[False] * (longest - len(x)) + [True] * len(x) for x in given])
+
+
+def _is_file(text):
+    "Whether a text is the path of a file."
+    try: return len(text) < 1000 and Path(text).is_file()
+    except (OSError, ValueError): return False
 
 
 def _is_text(given):
@@ -698,6 +709,15 @@ def _one(model, ids, mask, settings, revision, tokens, dtype, analogue, fresh, p
     return out.assign_attrs(wall_time_s=time.perf_counter() - start)
 
 # %% ../nbs/11_pretrained.ipynb #d6ddb8a4
+def _check_length(model, T):
+    "More positions than the model was made for: refused where they are learned, warned of where they are computed."
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(most, int) or T <= most: return
+    said = f"sequences of {T} positions came, and the model was made for {most}. Give shorter ones, or context={most} with a text."
+    if any(isinstance(m, torch.nn.Embedding) and re.search(r"wpe|position", n) for n, m in model.named_modules()): raise ValueError(said)
+    warnings.warn(said, stacklevel=4)
+
+
 def _revision(source, given, revision, settings, tokenizer, tokens_per_step, out_dir, device, analogue, fresh, progress):
     "One revision's dataset: from its file where that fits, else probed and saved."
     path = None if out_dir is None else Path(out_dir) / (re.sub(r"[^\w.-]+", "-", revision or "main") + ".nc")
@@ -714,6 +734,7 @@ def _revision(source, given, revision, settings, tokenizer, tokens_per_step, out
         ids = text_windows(given, load_tokenizer(source, revision) if tokenizer is None else tokenizer, settings["context"], settings["n_sequences"])
         mask = torch.ones_like(ids, dtype=torch.bool)
     else: ids, mask = _as_ids(given)
+    _check_length(model, ids.shape[1])
     vocabulary = model.config.get_text_config().vocab_size
     if int(ids.max()) >= vocabulary: raise ValueError(f"id {int(ids.max())} came, the model has {vocabulary} ids. Take its own tokenizer.")
     tokens = revision_tokens(revision, tokens_per_step) if revision and _STEP.search(revision) else float("nan")
@@ -767,6 +788,8 @@ def probe_pretrained(
     names = [None] if one else find_revisions(model) if isinstance(revisions, str) and revisions == "all" \
         else _sorted_revisions([revisions] if isinstance(revisions, str) else revisions)
     if not names: raise RevisionError(f"{model}: no revisions. Names such as step1000 were wanted.")
+    if isinstance(texts_or_ids, str) and _is_file(texts_or_ids):
+        raise ValueError(f"texts_or_ids: the path of a file came, {texts_or_ids}. Give what it holds: open(path, encoding='utf-8').read().")
     text = texts_or_ids if _is_text(texts_or_ids) else [x.tolist() for x in _as_ids(texts_or_ids)]
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else str(model)
     settings = dict(source=name, context=context, n_sequences=n_sequences, batch=batch, subset=subset, drop_first=drop_first, rope=list(rope),

@@ -363,12 +363,13 @@ def _listed(path):
 def find_results(
     folder,  # searched with all folders below
     runs=None,  # configurations that ought to be there; by default those in `runs.json`, else whatever is found
-) -> tuple[dict, dict]:  # run id → path of a readable-looking file; report: missing, unreadable, duplicate
+) -> tuple[dict, dict]:  # run id → path of a readable-looking file; report: missing, unreadable, duplicate, not_listed
     "List the results below a folder, and what is wrong with the list."
     folder = Path(folder)
     if not folder.is_dir(): raise FileNotFoundError(f"{folder}: there is no such folder. Name the out_dir of a sweep.")
     listed = folder / "runs.json"
-    if runs is None and listed.is_file(): runs = _listed(listed)
+    by_list = runs is None and listed.is_file()
+    if by_list: runs = _listed(listed)
     found, twice = {}, {}
     for path in sorted(folder.rglob("result.nc")):
         name = path.parent.name
@@ -376,8 +377,9 @@ def find_results(
         else: found[name] = path
     wanted = {run_id(c): c for c in runs or []}
     missing = [n for n in wanted if n not in found]
+    beside = [n for n in found if n not in wanted] if by_list else []
     if wanted: found = {n: p for n, p in found.items() if n in wanted}
-    return found, {"missing": missing, "duplicate": twice, "unreadable": {}}
+    return found, {"missing": missing, "duplicate": twice, "unreadable": {}, "not_listed": beside}
 
 # %% ../nbs/01_results.ipynb #d199b7d5
 @dataclass
@@ -462,7 +464,7 @@ def combine(
     report: dict | None = None,  # what is already known to be missing
 ) -> xr.Dataset:  # the cube
     "Put runs at their places along depth, qk_init, control and seed."
-    return _assemble([_view(ds) for ds in runs], report or {"missing": [], "duplicate": {}, "unreadable": {}})
+    return _assemble([_view(ds) for ds in runs], report or {"missing": [], "duplicate": {}, "unreadable": {}, "not_listed": []})
 
 
 def _layout(runs, report):
@@ -550,7 +552,8 @@ def _shared(runs):
 def _warn(report):
     "One warning that names what is not as listed; the report names all of it."
     shorten = lambda names: [*names[:20], *([f"and {len(names) - 20} more, named in the attribute report"] if len(names) > 20 else [])]
-    named = [f"{kind}: {', '.join(shorten([*map(str, what)]))}" for kind, what in report.items() if what]
+    words = {"not_listed": "not in runs.json, and left out"}
+    named = [f"{words.get(kind, kind)}: {', '.join(shorten([*map(str, what)]))}" for kind, what in report.items() if what]
     if named: warnings.warn("collected with gaps. " + "; ".join(named), stacklevel=4)
 
 # %% ../nbs/01_results.ipynb #138877fa

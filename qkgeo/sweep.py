@@ -170,16 +170,25 @@ def _configs(runs, out_dir, overrides):
         except KeyError: faults.append(f"{name}: there is no such field to set in every run.{nearest(name, known)}")
         except ConfigError as e: faults.append(f"set in every run: {e}")
     if faults: overrides = {}
+    said = {}  # message → where it holds
     for i, run in enumerate(runs):
         origin = getattr(run, "origin", "") or f"run {i + 1}"
         try: cfg = _as_config(run, out_dir, overrides)
         except ConfigError as e:
-            faults += [f"{origin}: {line}" for line in str(e).splitlines()]
+            for line in [*str(e).splitlines(), *_unknown_init(run)]: said.setdefault(line, []).append(origin)
             continue
         if run_id(cfg) in made: faults.append(f"{origin}: {run_id(cfg)} is in the list already. List every run once.")
         made.setdefault(run_id(cfg), cfg)
+    faults += [where[0] + (f" and {len(where) - 1} more" if len(where) > 1 else "") + f": {line}" for line, where in said.items()]
     if not runs: faults.append("runs: the list is empty.")
     return made, faults
+
+
+def _unknown_init(run):
+    "Of a run with other faults, whether its initialisation is unknown too."
+    from qkgeo.model import get_qk_init
+    name = run.get("qk_init") if isinstance(run, dict) else None
+    return [said] if isinstance(name, str) and (said := _message(get_qk_init, name)) else []
 
 # %% ../nbs/09_sweep.ipynb #1060d00b
 def _references(configs, out_dir):
@@ -961,7 +970,7 @@ def dry_run(
         done = here and not result_fault(plan.out_dir, name)
         at = read_progress(plan.out_dir / name).get("step", 0) if here else 0
         step = at if (plan.out_dir / name / "checkpoint.pt").exists() else 0
-        state = ("done" if done else f"goes on near step {step:,}" if step else f"begun, left at step {at:,} without a checkpoint" if here
+        state = ("done" if done else f"goes on near step {step:,}" if step else "begun, starts again" if here
                  else "skipped" if only_failed else "to do")
         left = 0.0 if state in ("done", "skipped") else expected[name] * (1 - step / cfg.steps) + OVERHEAD_S
         rows.append({"run": name, "state": state, "seconds": round(left, 1), "after": plan.needs.get(name, "")})
@@ -1005,7 +1014,8 @@ def _command(runs, out_dir, workers, scheduler, only_show, only_failed, settings
     except ConfigError as e: print(f"note: {str(e).split('. ')[0]}; collect will refuse this folder as one cube.", file=sys.stderr)
     if only_show:
         table = dry_run(plan, only_failed)
-        print(table.rename(columns={"seconds": "expected s", "after": "needs"}).to_string())
+        words = table.rename(columns={"seconds": "seconds, if idle", "after": "comes after"})
+        print(words.loc[:, [c for c in words if c != "comes after" or table.after.any()]].to_string())
         print(f"{len(table)} runs, {plan.workers} at a time: about {_duration(table.attrs['total_s'])}.")
         return 0
     report = carry_out(plan, scheduler, only_failed)

@@ -374,6 +374,9 @@ def check(
     for part, some in (("training", lambda: batch_at(corpus.train, cfg, 0)), ("validation", lambda: fixed_batch(corpus.val, cfg.context, cfg.probe_sequences))):
         try: some()
         except ValueError as e: raise ValueError(f"the {part} part, with val_fraction {cfg.val_fraction:g}: {e}") from None
+    if len(corpus.val) < cfg.probe_sequences * cfg.context:
+        warnings.warn(f"the validation part has {len(corpus.val):,} characters, and {cfg.probe_sequences} probe_sequences of {cfg.context} overlap in it: "
+                      "n_samples counts positions more than once. Use a longer text, or fewer sequences.", stacklevel=3)
     if cfg.control != "none": controller_from_config(cfg, make_model(cfg, corpus.vocab_size), reference=reference(cfg))
     return corpus
 
