@@ -531,7 +531,7 @@ def geometry_panels(
     fig = _Figure(figsize=(10, 4.6), layout="none")
     axes = fig.subplots(2, 4, gridspec_kw=dict(left=0.06, right=0.99, top=0.855, bottom=0.1, wspace=0.36, hspace=0.5))
     joint, (first, *rest) = head is None, axes.ravel()
-    plot_measure(ds, "pr_layer" if joint else "pr", layer, head, step, first, x, "participation ratio")
+    plot_measure(ds, "pr_layer" if joint else "pr", layer, head, step, first, x, "PR")
     plot_ranks(ds, "spectrum_layer" if joint else "spectrum", layer, head, step, rest[0], "eigenvalues of the covariance")
     plot_ranks(ds, "qk_spectrum", layer, head, step, rest[1], "squared singular values of QKᵀ")
     for ax, (var, title) in zip(rest[2:], MEASURES.items()): plot_measure(ds, var, layer, head, step, ax, x, title)
