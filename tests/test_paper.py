@@ -237,3 +237,15 @@ def test_numbers_in_the_readme_are_those_of_the_table():
                   f"positive in {end['count']:.0f} of {end.total:.0f} seed-averaged trajectories, {end.effect:.1f} dimensions on average",
                   f"it is not, in all {window.total - window['count']:.0f} of them"):
         assert words in text, words
+
+
+def test_the_causal_numbers_in_the_readme_are_those_of_the_figures():
+    arms, once = pd.read_csv(PAPER / "figures" / "f4_effects.csv").query("set == 'causal'").set_index("row"), pd.read_csv(PAPER / "figures" / "f4_acute.csv")
+    text, once = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-"), once[once.reading == "entropy"].set_index("row")
+    shrink, hold = arms.loc["shrink · energy as trained"], arms.loc["hold · energy as trained"]
+    with xr.open_dataset(PAPER / "results" / "causal.nc") as ds: missing = len(json.loads(ds.attrs["report"])["missing"])
+    for words in (f"softens attention a little (entropy {shrink.effect:+.3f}, interval {shrink.low:+.3f} to {shrink.high:+.3f})",
+                  f"decides neither way ({hold.effect:+.3f}, interval {hold.low:+.3f} to {hold.high:+.3f})",
+                  f"with the PR free, gives {arms.effect['scale · × 1']:+.3f}", f"shrinking does sharpen ({once.effect[shrink.name]:+.3f})",
+                  f"holding does soften ({once.effect[hold.name]:+.3f})", f"{missing} runs of the causal experiment"):
+        assert words in text, words
