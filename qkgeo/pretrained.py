@@ -514,7 +514,9 @@ def load_tokenizer(
 ):  # a tokenizer of transformers
     "The tokenizer of the same revision."
     try: return _from(transformers_or_advice().AutoTokenizer, source, revision)
-    except RevisionError: raise RevisionError(f"{source}: no tokenizer can be loaded. Give tokenizer=, or ids (N, T) in place of text.") from None
+    except RevisionError:
+        if "revision" in _locate(source, revision)[1]: raise  # on the hub, where more than the tokenizer may be lacking
+        raise RevisionError(f"{source}: no tokenizer can be loaded. Give tokenizer=, or ids (N, T) in place of text.") from None
 
 # %% ../nbs/11_pretrained.ipynb #cc8d5d08
 def text_windows(

@@ -330,4 +330,4 @@ def test_the_terminal_shows_one_block(tmp_path):
     report.running, report.failed = ["b"], {"a": "ValueError: no"}
     display.update(force=True)
     drawn = stream.getvalue()
-    assert "\x1b[2F" in drawn and "running   a" in drawn and "failed    a  ValueError: no" in drawn.split("\x1b[2F")[1]
+    assert "\x1b[2F" in drawn and "running     a" in drawn and "failed      a  ValueError: no" in drawn.split("\x1b[2F")[1]
