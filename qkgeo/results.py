@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCHEMA_VERSION', 'SIDES', 'WHEN', 'SCHEMA', 'ATTRIBUTES', 'AXES', 'SchemaError', 'dataset', 'provenance',
            'git_commit', 'versions', 'synthetic', 'check_schema', 'write_atomically', 'save', 'load', 'upgrade',
-           'paper_folder', 'write_progress', 'read_progress', 'find_results', 'collect', 'combine', 'final']
+           'paper_folder', 'write_progress', 'read_progress', 'find_results', 'collect', 'combine', 'split', 'final']
 
 # %% ../nbs/01_results.ipynb #346c9bf4
 import functools, json, numbers, os, platform, subprocess, time, uuid, warnings
@@ -555,6 +555,17 @@ def _warn(report):
     words = {"not_listed": "not in runs.json, and left out"}
     named = [f"{words.get(kind, kind)}: {', '.join(shorten([*map(str, what)]))}" for kind, what in report.items() if what]
     if named: warnings.warn("collected with gaps. " + "; ".join(named), stacklevel=4)
+
+# %% ../nbs/01_results.ipynb #e0c5c9b3
+def split(
+    cube: xr.Dataset,  # as `collect` and `combine` return it
+) -> list:  # its runs, as `combine` takes them
+    "The runs of a cube. Attributes that the cube holds for all of them go to each; of the wall time each gets an equal share."
+    configs = json.loads(cube.attrs["config"])
+    configs = [from_json(json.dumps(c)) for c in (configs if isinstance(configs, list) else [configs])]
+    whole = {n: v for n, v in cube.attrs.items() if n not in ("report", "n_runs")} | {"wall_time_s": cube.attrs["wall_time_s"] / len(configs)}
+    at = lambda c: cube.sel(dict(zip(AXES, _place(c))), drop=True).drop_vars("run_id")
+    return [at(c).assign_attrs(whole | {"config": to_json(c), "run_id": run_id(c)}) for c in configs]
 
 # %% ../nbs/01_results.ipynb #138877fa
 def final(

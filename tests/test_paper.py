@@ -160,6 +160,28 @@ def test_collect_gathers_a_sweep_and_names_what_is_missing(tmp_path):
     np.testing.assert_allclose(kept.spectrum.sel(step=200), one.spectrum.sel(step=200), rtol=1e-6)
 
 
+def test_collect_adds_what_came_later_to_the_set_that_is_there(tmp_path):
+    runs = [config(depth=2, d_model=16, n_head=2, seed=s, steps=300, control=c) for c in ("none", "hold") for s in (0, 1)]
+    sweep_folder(tmp_path / "all", runs)
+    sweep_folder(tmp_path / "first", runs, lost=runs[2:])
+    sweep_folder(tmp_path / "later", runs[1:], lost=runs[3:])  # one is known, one is new, one is still missing
+    for folder, out, more in (("all", "whole", {}), ("first", "parts", {}), ("later", "parts", {"add": True})):
+        done = run("collect", f"{folder}.ipynb", tmp_path, runs_dir=folder, out=out, results=tmp_path, **more)
+        assert done.returncode == 0, done.stderr
+    whole, parts = load(tmp_path / "whole.nc"), load(tmp_path / "parts.nc")
+    assert json.loads(parts.attrs["report"])["missing"] == [run_id(runs[3])]
+    assert parts.attrs["n_runs"] == 3 and "3 of 4 listed runs" in said(tmp_path / "later.ipynb")
+    wanted = whole.where((whole.control_mode == "none") | (whole.seed == 0))
+    for name in ("pr", "spectrum", "entropy", "val_loss"): xr.testing.assert_equal(parts[name], wanted[name])
+    assert len(json.loads(parts.attrs["config"])) == 3 and abs(parts.attrs["wall_time_s"] - 0.75 * whole.attrs["wall_time_s"]) < 1e-6
+    mixed = [config(depth=2, d_model=16, n_head=2, seed=5, steps=300, precision="bf16")]
+    sweep_folder(tmp_path / "mixed", mixed)
+    for folder, out, says in (("later", "nothing", "no such set to add to"), ("mixed", "parts", "precision differs between the runs")):
+        done = run("collect", "refused.ipynb", tmp_path, runs_dir=folder, out=out, results=tmp_path, add=True)
+        assert done.returncode != 0 and says in done.stderr
+    xr.testing.assert_identical(load(tmp_path / "parts.nc"), parts)
+
+
 def test_collect_puts_other_differences_along_variant(tmp_path):
     runs = [config(depth=2, d_model=16, n_head=2, seed=s, steps=300, optimizer=o) for o in ("sgd", "adamw") for s in (0, 1)]
     sweep_folder(tmp_path / "runs", runs)
