@@ -271,3 +271,15 @@ def test_the_causal_numbers_in_the_readme_are_those_of_the_figures():
                   f"with the PR free, gives {arms.effect['scale · × 1']:+.3f}", f"shrinking does sharpen ({once.effect[shrink.name]:+.3f})",
                   f"holding does soften ({once.effect[hold.name]:+.3f})", f"{missing} runs of the causal experiment"):
         assert words in text, words
+
+
+def test_the_numbers_on_origin_in_the_readme_are_those_of_the_figure():
+    rows, text = pd.read_csv(PAPER / "figures" / "f8_origin.csv").set_index("variant"), (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-")
+    adam = [rows.gap[f"AdamW, decay {decay}, init {scale}, lr 0.002"] for scale in ("0.02", "1/√d") for decay in ("0.1", "0")]
+    small, large = (rows.loc[f"SGD, decay 0, init {scale}, lr 0.1"] for scale in ("0.02", "1/√d"))
+    loss = rows.loss["AdamW, decay 0.1, init 0.02, lr 0.002"]
+    for words in (f"with weight decay ({adam[0]:+.1f}) and without ({adam[1]:+.1f})", f"larger initial scale ({adam[2]:+.1f} and {adam[3]:+.1f})",
+                  f"{small.gap:+.1f} (interval {small.gap_low:+.1f} to {small.gap_high:+.1f})", f"{large.gap:+.1f} ({large.gap_low:+.1f} to {large.gap_high:+.1f})",
+                  f"AdamW's loss ({large.loss:.2f} against {loss:.2f})", f"in all six variants ({rows.weight_gap.min():+.1f} to {rows.weight_gap.max():+.1f})"):
+        assert words in text, words
+    assert (rows.weight_gap_low > 0).all() and not (rows.gap_low[["SGD" in v for v in rows.index]] > 0).any()
