@@ -545,8 +545,13 @@ def _shared(runs):
         if name == "wall_time_s": out[name] = float(np.sum(values))
         elif all(type(v) is type(values[0]) and np.array_equal(v, values[0]) for v in values): out[name] = first[name]
         elif name == "config": out[name] = json.dumps([json.loads(v) for v in values])
-        elif name not in ("run_id", "created"): out[name] = json.dumps(sorted(set(map(str, values))))
+        elif name not in ("run_id", "created"): out[name] = json.dumps(sorted(set().union(*map(_each, values))))
     return out | {"run_id": "collected", "config": out["config"]}
+
+
+def _each(value):
+    "The values that a cube lists under an attribute, or the one of a run."
+    return json.loads(value) if str(value).startswith('["') else [str(value)]
 
 
 def _warn(report):
