@@ -261,6 +261,21 @@ def test_numbers_in_the_readme_are_those_of_the_table():
         assert words in text, words
 
 
+def test_the_numbers_on_the_embedded_corpus_in_the_readme_are_those_of_the_table():
+    parts = pd.read_csv(PAPER / "figures" / "t1_parts.csv").set_index(["set", "part"])
+    text, of = (ROOT / "README.md").read_text(encoding="utf-8"), parts.loc["wikipedia"]
+    whole = {f"{side} {when}": abs(of.effect[f"C1 {side}, layer-wide, from step {when}"]) for side in ("queries", "keys") for when in ("0", "150 on")}
+    heads, end = of.loc["C1 keys, per head, from step 150 on"], of.loc["C2 layer-wide, at the end"]
+    for words in (f"From step 0 queries fall by {whole['queries 0']:.1f} and keys by {whole['keys 0']:.1f}",
+                  f"queries gain {whole['queries 150 on']:.1f} and keys lose {whole['keys 150 on']:.1f}",
+                  f"positive in {end['count']:.0f} of {end.total:.0f}, {end.effect:.1f} on average, and not all the way in any of them",
+                  f"correlations are {of.effect['C3 narrower QKᵀ, differences']:+.2f} and {of.effect['C3 sharper attention, differences']:+.2f}",
+                  f"they gain {heads.effect:.1f} (interval {heads.low:+.1f} to {heads.high:+.1f})",
+                  f"on WikiText they lose {-parts.effect['wikitext', 'C1 keys, per head, from step 150 on']:.1f}"):
+        assert words in text, words
+    assert of.loc["C2 layer-wide, from step 150 on", "count"] == 0
+
+
 def test_the_causal_numbers_in_the_readme_are_those_of_the_figures():
     arms, once = pd.read_csv(PAPER / "figures" / "f4_effects.csv").query("set == 'causal'").set_index("row"), pd.read_csv(PAPER / "figures" / "f4_acute.csv")
     text, once = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-"), once[once.reading == "entropy"].set_index("row")
