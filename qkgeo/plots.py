@@ -786,7 +786,7 @@ def _key(fig, ds, var, n, run_id=""):
     lines = [matplotlib.lines.Line2D([], [], color=COLORS[s], marker=".", **_BREADTH[s]) for s in SIDES]
     fig.legend(lines, SIDES, ncols=2, loc="outside upper right", title=None)
     above = [f"run {run_id}"] if run_id not in ("", "collected") else []
-    fig.suptitle("\n".join([*above, _label(ds[var], 200) + (f"; thick: mean of {n}, thin: each" if n else "")]), x=0.01, ha="left", fontsize=8)
+    fig.suptitle("\n".join([*above, _label(ds[var], 200), *([f"thick: mean of {n}, thin: each"] if n else [])]), x=0.01, ha="left", fontsize=8)
 
 
 def _multiples(grid, ds, var, x):
