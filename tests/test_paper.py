@@ -23,13 +23,18 @@ FIGURES = ["overview", "f1_trajectories", "f2_gap", "f3_coupling", "f4_causal", 
            "f9_pretraining", "f10_link", "t1_claims"]
 NOTEBOOKS = [*FIGURES, "report", "collect", "acute", "pretrained"]
 SETS = [p for p in sorted((PAPER / "results").glob("*.nc"))]
+NO_KERNEL = "Kernel died before replying to kernel_info", "Kernel didn't respond in"
 needs_sets = pytest.mark.skipif(not SETS, reason="there are no datasets in paper/results yet")
 
 
-def run(name, notebook, cwd=ROOT, timeout=600, **parameters):
-    "One notebook of the paper through papermill's command line."
+def run(name, notebook, cwd=ROOT, timeout=600, tries=3, **parameters):
+    """One notebook of the paper through papermill's command line. A kernel that never came up is started again, as a
+    sweep does: its ports are chosen before it binds them, and another kernel that starts meanwhile may take one."""
     command = [sys.executable, "-m", "papermill", str(PAPER / f"{name}.ipynb"), str(notebook), *map(str, as_args(parameters))]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    for _ in range(tries):
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+        if not any(said in done.stderr for said in NO_KERNEL): break
+    return done
 
 
 def run_all(folder, results, cwd=ROOT):
