@@ -170,7 +170,7 @@ def test_collect_adds_what_came_later_to_the_set_that_is_there(tmp_path):
     sweep_folder(tmp_path / "all", runs)
     sweep_folder(tmp_path / "first", runs, lost=runs[2:])
     sweep_folder(tmp_path / "later", runs[1:], lost=runs[3:])  # one is known, one is new, one is still missing
-    for folder, out, more in (("all", "whole", {}), ("first", "parts", {}), ("later", "parts", {"add": True})):
+    for folder, out, more in (("all", "whole", {}), ("first", "parts", {}), ("later", "parts", {"add": "true"})):
         done = run("collect", f"{folder}.ipynb", tmp_path, runs_dir=folder, out=out, results=tmp_path, **more)
         assert done.returncode == 0, done.stderr
     whole, parts = load(tmp_path / "whole.nc"), load(tmp_path / "parts.nc")
@@ -202,6 +202,7 @@ def test_collect_puts_other_differences_along_variant(tmp_path):
     ("collect", {"runs_dri": "runs", "out": "x"}, "Did you mean 'runs_dir'?"), ("acute", {}, "runs_dir: '' came"), ("collect", {"out": "x"}, "both are wanted"),
     ("f1_trajectories", {"resluts": "x"}, "Did you mean 'results'?"), ("f2_gap", {"results": "nowhere"}, "there is no folder"),
     ("collect", {"runs_dir": "nowhere", "out": "x"}, "there is no such file"), ("pretrained", {"out": "x"}, "all three are wanted"),
+    ("collect", {"runs_dir": "x", "out": "x", "add": "perhaps"}, "add: 'perhaps' came, true or false was wanted"),
     ("pretrained", {"source": "x.nc", "out": "x", "title": "X"}, "there is no such file")])
 def test_a_misspelt_or_wrong_folder_is_refused(tmp_path, name, given, says):
     done = run(name, "out.ipynb", tmp_path, **given)
