@@ -538,15 +538,17 @@ def _control_fields(configs, labels):
 
 
 def _shared(runs):
-    "Attributes on which all runs agree; wall times are added up, and what differs is listed once each."
-    first, out = runs[0].attrs, {}
+    "Attributes on which all runs agree; wall times are added up. What differs is listed once each, and run by run in `run_attributes`."
+    first, out, own = runs[0].attrs, {}, {r.attrs["run_id"]: {} for r in runs}
     for name in sorted(set().union(*(ds.attrs for ds in runs))):
         values = [ds.attrs.get(name, "") for ds in runs]
         if name == "wall_time_s": out[name] = float(np.sum(values))
         elif all(type(v) is type(values[0]) and np.array_equal(v, values[0]) for v in values): out[name] = first[name]
         elif name == "config": out[name] = json.dumps([json.loads(v) for v in values])
-        elif name not in ("run_id", "created"): out[name] = json.dumps(sorted(set().union(*map(_each, values))))
-    return out | {"run_id": "collected", "config": out["config"]}
+        elif name not in ("run_id", "created"):
+            out[name] = json.dumps(sorted(set().union(*map(_each, values))))
+            for r, v in zip(runs, values): own[r.attrs["run_id"]][name] = v.item() if isinstance(v, np.generic) else v
+    return out | {"run_id": "collected", "config": out["config"]} | ({"run_attributes": json.dumps(own)} if any(own.values()) else {})
 
 
 def _each(value):
@@ -565,12 +567,14 @@ def _warn(report):
 def split(
     cube: xr.Dataset,  # as `collect` and `combine` return it
 ) -> list:  # its runs, as `combine` takes them
-    "The runs of a cube. Attributes that the cube holds for all of them go to each; of the wall time each gets an equal share."
+    "The runs of a cube, each with its own attributes and those that the cube holds for all; of the wall time each gets an equal share."
     configs = json.loads(cube.attrs["config"])
     configs = [from_json(json.dumps(c)) for c in (configs if isinstance(configs, list) else [configs])]
-    whole = {n: v for n, v in cube.attrs.items() if n not in ("report", "n_runs")} | {"wall_time_s": cube.attrs["wall_time_s"] / len(configs)}
-    at = lambda c: cube.sel(dict(zip(AXES, _place(c))), drop=True).drop_vars("run_id")
-    return [at(c).assign_attrs(whole | {"config": to_json(c), "run_id": run_id(c)}) for c in configs]
+    own = json.loads(cube.attrs.get("run_attributes", "{}"))
+    whole = {n: v for n, v in cube.attrs.items() if n not in ("report", "n_runs", "run_attributes")}
+    whole["wall_time_s"] = cube.attrs["wall_time_s"] / len(configs)
+    at = lambda c: cube.sel(dict(zip(AXES, _place(c))), drop=True).drop_vars("run_id").drop_attrs(deep=False)
+    return [at(c).assign_attrs(whole | own.get(run_id(c), {}) | {"config": to_json(c), "run_id": run_id(c)}) for c in configs]
 
 # %% ../nbs/01_results.ipynb #138877fa
 def final(

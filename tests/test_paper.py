@@ -178,6 +178,7 @@ def test_collect_adds_what_came_later_to_the_set_that_is_there(tmp_path):
     assert parts.attrs["n_runs"] == 3 and "3 of 4 listed runs" in said(tmp_path / "later.ipynb")
     wanted = whole.where((whole.control_mode == "none") | (whole.seed == 0))
     for name in ("pr", "spectrum", "entropy", "val_loss"): xr.testing.assert_equal(parts[name], wanted[name])
+    assert "run_attributes" not in parts.attrs  # the parts were made alike
     assert len(json.loads(parts.attrs["config"])) == 3 and abs(parts.attrs["wall_time_s"] - 0.75 * whole.attrs["wall_time_s"]) < 1e-6
     mixed = [config(depth=2, d_model=16, n_head=2, seed=5, steps=300, precision="bf16")]
     sweep_folder(tmp_path / "mixed", mixed)
