@@ -294,11 +294,34 @@ def test_the_causal_numbers_in_the_readme_are_those_of_the_figures():
         assert words in text, words
 
 
-def test_the_readme_names_the_sets_that_are_not_there_and_no_others():
-    text = (ROOT / "README.md").read_text(encoding="utf-8").split("Not in this repository yet")[-1]
-    named = {"secondary": "secondary arms of the causal experiment", "wikipedia": "36 runs on the embedded corpus", "width": "another width"}
-    for name, words in named.items():
-        assert (words in text) != (PAPER / "results" / f"{name}.nc").is_file(), words
+def test_the_numbers_on_other_edits_in_the_readme_are_those_of_the_figure():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-")
+    arms = pd.read_csv(PAPER / "figures" / "f4_effects.csv").query("set == 'secondary'").set_index("row")
+    doses = arms[arms["mode"] == "target"].sort_values("target")
+    assert (doses["keys"].diff().dropna() > 0).all() and (arms.n == 5).all()
+    most, least = doses.loc[doses.effect.idxmax()], doses.loc[doses.effect.idxmin()]
+    for words in (f"moves the keys' PR from {doses['keys'].iloc[0]:+.1f} to {doses['keys'].iloc[-1]:+.1f}, higher with every dose",
+                  f"highest at {most.target:.0f} ({most.effect:+.3f}) and lowest at {least.target:.0f} ({least.effect:+.3f})",
+                  f"in the activations ({arms['keys']['hold · activations']:+.1f}) sharpens attention ({arms.effect['hold · activations']:+.3f})",
+                  f"lowers the keys' PR softens it ({arms.effect['penalty-low']:+.3f})", f"frozen key weights ({arms.effect['freeze']:+.3f})",
+                  f"no edit moves entropy by more than {arms.entropy_unit.abs().max():.3f}"):
+        assert words in text, words
+
+
+def test_what_the_make_of_processor_adds_is_as_told():
+    entropy = [load(PAPER / "results" / f"{n}.nc").entropy.sel(depth=4, qk_init="gaussian", control="none") for n in ("wikitext", "secondary")]
+    one, other = (e.isel(step=-1, seed=slice(4)).mean(("layer", "head")).values for e in entropy)
+    *small, large = sorted(abs(one - other))
+    assert f"differs by {large:.4f} in one seed" in (PAPER / "README.md").read_text(encoding="utf-8") and max(small) < 1e-5
+
+
+def test_the_readme_counts_the_runs_of_a_set_that_is_not_whole():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name in ("wikitext", "wikipedia", "causal", "secondary", "width", "origin"):
+        attrs = load(PAPER / "results" / f"{name}.nc").attrs
+        missing = len(json.loads(attrs["report"])["missing"])
+        assert (f"of the {attrs['n_runs'] + missing} runs of `{name}.nc`" in text) == bool(missing), name
+        if missing: assert f"{attrs['n_runs']} of the {attrs['n_runs'] + missing} runs of `{name}.nc`" in text, name
 
 
 def test_the_numbers_on_origin_in_the_readme_are_those_of_the_figure():
