@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ import xarray as xr
 from conftest import ROOT, SMALL, as_args, cells
 
 from qkgeo.config import config, run_id
-from qkgeo.results import load, save, synthetic
+from qkgeo.results import final, load, save, synthetic
 
 PAPER = ROOT / "paper"
 FIGURES = ["overview", "f1_trajectories", "f2_gap", "f3_coupling", "f4_causal", "f5_dose", "f6_specifications", "f7_spectra", "f8_origin",
@@ -97,6 +98,8 @@ def test_datasets_are_small_and_say_where_they_come_from():
     for path in SETS:
         with xr.open_dataset(path) as ds:
             assert {"git_commit", "versions", "config"} <= set(ds.attrs), path.name
+            runs = json.loads(ds.attrs["config"])
+            for c in runs if isinstance(runs, list) else [runs]: assert not any(Path(v).is_absolute() for v in c.values() if isinstance(v, str)), path.name
             assert "planted" not in str(ds.attrs) and ds.attrs.get("status") != "synthetic", path.name
 
 
@@ -152,13 +155,14 @@ def sweep_folder(folder, configs, lost=()):
 
 
 def test_collect_gathers_a_sweep_and_names_what_is_missing(tmp_path):
-    runs = [config(depth=d, d_model=16, n_head=2, seed=s, steps=300) for d in (2, 3) for s in (0, 1)]
+    runs = [config(depth=d, d_model=16, n_head=2, seed=s, steps=300, out_dir=str(tmp_path / "here")) for d in (2, 3) for s in (0, 1)]
     sweep_folder(tmp_path / "runs", runs, lost=runs[:1])
     done = run("collect", "out.ipynb", tmp_path, runs_dir="runs", out="set", results=tmp_path)
     assert done.returncode == 0, done.stderr
     ds = load(tmp_path / "set.nc")
     assert dict(ds.sizes) == {"depth": 2, "qk_init": 1, "control": 1, "seed": 2, "step": 5, "layer": 3, "head": 2, "side": 2, "rank": 8, "when": 2}
     assert json.loads(ds.attrs["report"])["missing"] == [run_id(runs[0])] and "Missing: 1 runs" in said(tmp_path / "out.ipynb")
+    assert {c["out_dir"] for c in json.loads(ds.attrs["config"])} == {"here"} and str(tmp_path) not in str(ds.attrs)
     one, kept = load(tmp_path / "runs" / run_id(runs[3]) / "result.nc"), ds.sel(depth=3, seed=1, qk_init="gaussian", control="none")
     np.testing.assert_allclose(kept.pr, one.pr, rtol=1e-6)
     assert kept.spectrum.dropna("step", how="all").step.values.tolist() == [0, 200, 300] and "0, 200, 300" in ds.attrs["thinned"]
@@ -300,11 +304,24 @@ def test_the_numbers_on_other_edits_in_the_readme_are_those_of_the_figure():
     doses = arms[arms["mode"] == "target"].sort_values("target")
     assert (doses["keys"].diff().dropna() > 0).all() and (arms.n == 5).all()
     most, least = doses.loc[doses.effect.idxmax()], doses.loc[doses.effect.idxmin()]
+    own = float(final(load(PAPER / "results" / "secondary.nc").pr_weight.sel(side="key", control="none")).mean())
+    assert least.target == doses.target[(doses.target - own).abs().idxmin()]
     for words in (f"moves the keys' PR from {doses['keys'].iloc[0]:+.1f} to {doses['keys'].iloc[-1]:+.1f}, higher with every dose",
-                  f"highest at {most.target:.0f} ({most.effect:+.3f}) and lowest at {least.target:.0f} ({least.effect:+.3f})",
+                  f"highest at {most.target:.0f} ({most.effect:+.3f}) and lowest at {least.target:.0f} ({least.effect:+.3f}), "
+                  f"near where the weights end by themselves ({own:.1f})",
                   f"in the activations ({arms['keys']['hold · activations']:+.1f}) sharpens attention ({arms.effect['hold · activations']:+.3f})",
                   f"lowers the keys' PR softens it ({arms.effect['penalty-low']:+.3f})", f"frozen key weights ({arms.effect['freeze']:+.3f})",
                   f"no edit moves entropy by more than {arms.entropy_unit.abs().max():.3f}"):
+        assert words in text, words
+
+
+def test_the_numbers_on_the_wider_models_in_the_readme_are_those_of_the_figure():
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-")
+    arms = pd.read_csv(PAPER / "figures" / "f4_effects.csv").query("set == 'width'").set_index("row")
+    shrink, hold = arms.loc["shrink · energy as trained"], arms.loc["hold · energy as trained"]
+    assert shrink.low < 0 < shrink.high and hold.low > 0 and (arms.n == 5).all()
+    for words in (f"shrinking does nothing that five seeds can see ({shrink.effect:+.3f}, interval {shrink.low:+.3f} to {shrink.high:+.3f})",
+                  f"holding softens attention a little ({hold.effect:+.3f}, {hold.low:+.3f} to {hold.high:+.3f})"):
         assert words in text, words
 
 
