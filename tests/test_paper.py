@@ -321,7 +321,9 @@ def test_the_numbers_on_the_wider_models_in_the_readme_are_those_of_the_figure()
     shrink, hold = arms.loc["shrink · energy as trained"], arms.loc["hold · energy as trained"]
     assert shrink.low < 0 < shrink.high and hold.low > 0 and (arms.n == 5).all()
     for words in (f"shrinking does nothing that five seeds can see ({shrink.effect:+.3f}, interval {shrink.low:+.3f} to {shrink.high:+.3f})",
-                  f"holding softens attention a little ({hold.effect:+.3f}, {hold.low:+.3f} to {hold.high:+.3f})"):
+                  f"holding softens attention a little ({hold.effect:+.3f}, {hold.low:+.3f} to {hold.high:+.3f})",
+                  f"the energy of step 0 alone softens it more ({arms.effect['scale · × 1']:+.3f})",
+                  f"the placebo that moves PR without moving the function sharpens it ({arms.effect['compensate']:+.3f})"):
         assert words in text, words
 
 
