@@ -319,9 +319,12 @@ def test_the_numbers_on_the_wider_models_in_the_readme_are_those_of_the_figure()
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace("−", "-")
     arms = pd.read_csv(PAPER / "figures" / "f4_effects.csv").query("set == 'width'").set_index("row")
     shrink, hold = arms.loc["shrink · energy as trained"], arms.loc["hold · energy as trained"]
+    parts = pd.read_csv(PAPER / "figures" / "t1_parts.csv").query("set == 'width'").set_index("part")
+    beyond = parts.loc["C4 hold softens, beyond placebo sham-key-weight-preserve"]
     assert shrink.low < 0 < shrink.high and hold.low > 0 and (arms.n == 5).all()
     for words in (f"shrinking does nothing that five seeds can see ({shrink.effect:+.3f}, interval {shrink.low:+.3f} to {shrink.high:+.3f})",
                   f"holding softens attention a little ({hold.effect:+.3f}, {hold.low:+.3f} to {hold.high:+.3f})",
+                  f"random changes of the same size do ({beyond.effect:+.3f} above them, {beyond.low:+.3f} to {beyond.high:+.3f})",
                   f"the energy of step 0 alone softens it more ({arms.effect['scale · × 1']:+.3f})",
                   f"the placebo that moves PR without moving the function sharpens it ({arms.effect['compensate']:+.3f})"):
         assert words in text, words
